@@ -1,0 +1,69 @@
+"""What can go wrong, by name. Every message says what, where and what to do about it."""
+
+__all__ = [
+    "BatchError",
+    "CollapseError",
+    "CollapseWarning",
+    "DerivativeError",
+    "InexactWarning",
+    "LossError",
+    "MaskError",
+    "MaskFileError",
+    "ModelError",
+    "PruningError",
+    "ScoreError",
+    "SettingError",
+    "ZeroScoreWarning",
+]
+
+
+class PruningError(Exception):
+    """The root of every error this library raises on purpose."""
+
+
+class SettingError(PruningError, ValueError):
+    """A setting has a value it cannot have: a sparsity of 1.2, an unknown method, a negative rate."""
+
+
+class BatchError(PruningError, ValueError):
+    """The batches are missing, too few, or not of the form the loss expects."""
+
+
+class LossError(PruningError, ValueError):
+    """The loss is not a finite scalar that depends on the parameters."""
+
+
+class DerivativeError(PruningError, RuntimeError):
+    """A derivative does not exist for an operation of the network, or it overflowed."""
+
+
+class ModelError(PruningError, ValueError):
+    """The model has nothing that can be pruned, or names a parameter that is not there."""
+
+
+class ScoreError(PruningError, ValueError):
+    """Scores that rank nothing: NaN, infinite, all equal, or of the wrong shape."""
+
+
+class MaskError(PruningError, ValueError):
+    """Masks that do not fit the network they are put on."""
+
+
+class MaskFileError(MaskError):
+    """A mask file that is damaged, hostile, or of another format."""
+
+
+class CollapseError(PruningError):
+    """Pruning cut every path from the network's input to its output."""
+
+
+class CollapseWarning(UserWarning):
+    """A layer lost all its weights; a skip connection still carries the signal around it."""
+
+
+class InexactWarning(UserWarning):
+    """The result is not exactly the one that was asked for, and this says why."""
+
+
+class ZeroScoreWarning(UserWarning):
+    """Weights with a score of exactly zero were kept, because too few have any other."""

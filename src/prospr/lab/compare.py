@@ -1,0 +1,141 @@
+"""Methods x sparsities x seeds, paired: for one seed every method starts from the same weights and sees the same data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+import prospr
+from prospr.errors import PruningError
+from prospr.lab.data import Augment, Batches, Dataset
+from prospr.lab.recipes import Recipe
+from prospr.lab.results import DENSE, Row
+from prospr.lab.train import train
+
+Progress = Callable[[float, int, str], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, under one recipe.
+
+    `network(seed)` makes a network whose weights depend on the seed alone. `methods` maps a label to what
+    `prospr.score` takes as its method: a name or an object. Scores are taken on batches of `score_batch_size`.
+    """
+
+    network: Callable[[int], nn.Module]
+    data: Dataset
+    recipe: Recipe
+    methods: Mapping[str, Any]
+    sparsities: Sequence[float]
+    seeds: Sequence[int]
+    score_batch_size: int = 256
+    augment: Augment | None = None
+
+    @property
+    def runs(self) -> int:
+        """How many networks are trained, the dense ones included."""
+        return len(self.seeds) * (1 + len(self.methods) * len(self.sparsities))
+
+    def batches(self, seed: int, batch_size: int) -> Batches:
+        train_on = self.data.train
+        return Batches(train_on.images, train_on.labels, batch_size, seed, self.augment)
+
+
+def compare(comparison: Comparison, progress: Progress | None = None) -> list[Row]:
+    """Train every network of `comparison`; one row each, seed by seed, the dense network first.
+
+    `progress(runs_done, runs, text)` is called after every epoch (with a fraction of a run) and after every run. A
+    method that raises `prospr.PruningError` gives rows with that error, and the comparison goes on.
+
+    >>> from prospr.lab.data import digits
+    >>> from prospr.lab.models import build
+    >>> one = Comparison(
+    ...     network=lambda seed: build("small_convnet", seed=seed), data=digits(),
+    ...     recipe=Recipe(epochs=1, batch_size=256, lr=0.1), methods={"snip": "snip"}, sparsities=[0.9], seeds=[0],
+    ... )
+    >>> [(row.method, row.kept, row.total) for row in compare(one)]
+    [('dense', None, None), ('snip', 1659, 16592)]
+    """
+    report = progress or (lambda done, total, text: None)
+    rows: list[Row] = []
+    for row in _rows(comparison, lambda fraction, text: report(len(rows) + fraction, comparison.runs, text)):
+        rows.append(row)
+        report(len(rows), comparison.runs, describe(row))
+    return rows
+
+
+def describe(row: Row) -> str:
+    """A run and its outcome in one line.
+
+    >>> describe(Row("snip", 0.95, 1, accuracy=0.875))
+    'snip 95 % seed 1: 87.5 %'
+    """
+    outcome = f"{100 * row.accuracy:.1f} %" if row.accuracy is not None else f"failed: {row.error}"
+    return f"{_label(row.method, row.sparsity, row.seed)}: {outcome}"
+
+
+def _label(method: str, sparsity: float, seed: int) -> str:
+    return f"{method} seed {seed}" if method == DENSE else f"{method} {100 * sparsity:g} % seed {seed}"
+
+
+def _rows(comparison: Comparison, tick: Callable[[float, str], None]) -> Iterator[Row]:
+    """Every run in turn; `tick(fraction, text)` tells how far the one under way has come."""
+    for seed in comparison.seeds:
+        yield _train(comparison, Row(DENSE, 0.0, seed), None, tick)
+        for label, method in comparison.methods.items():
+            tick(0.0, f"{label} seed {seed}: scoring")
+            start = time.perf_counter()
+            try:
+                scores = _score(comparison, method, seed)
+            except PruningError as error:
+                for sparsity in comparison.sparsities:
+                    yield Row(label, sparsity, seed, error=_reason(error))
+                continue
+            seconds = time.perf_counter() - start
+            for sparsity in comparison.sparsities:
+                row = Row(label, sparsity, seed, score_seconds=seconds)
+                try:
+                    masks = prospr.select(scores, sparsity=sparsity)
+                    yield _train(comparison, row, masks, tick)
+                except PruningError as error:
+                    yield replace(row, error=_reason(error))
+
+
+def _score(comparison: Comparison, method: Any, seed: int) -> dict[str, Tensor]:
+    model = comparison.network(seed)
+    batches = comparison.batches(seed, comparison.score_batch_size)
+    return prospr.score(model, batches, method=method, seed=seed)
+
+
+def _train(
+    comparison: Comparison, row: Row, masks: Mapping[str, Tensor] | None, tick: Callable[[float, str], None]
+) -> Row:
+    """`row` with what training a fresh network under `masks` gave."""
+    recipe = comparison.recipe
+    text = _label(row.method, row.sparsity, row.seed)
+    result = train(
+        comparison.network(row.seed),
+        comparison.batches(row.seed, recipe.batch_size),
+        comparison.data.test,
+        recipe,
+        masks,
+        progress=lambda epochs, _: tick(epochs / recipe.epochs, text) if epochs < recipe.epochs else None,
+    )
+    row = replace(row, accuracy=result.accuracy, loss=result.loss, train_seconds=result.seconds)
+    if masks is None:
+        return row
+    return replace(
+        row,
+        kept=sum(int(mask.sum()) for mask in masks.values()),
+        total=sum(mask.numel() for mask in masks.values()),
+        layers={name: mask.float().mean().item() for name, mask in masks.items()},
+    )
+
+
+def _reason(error: PruningError) -> str:
+    return f"{type(error).__name__}: {error}"

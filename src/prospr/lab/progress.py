@@ -1,0 +1,64 @@
+"""A progress bar with the time left: rich's in a terminal, plain lines elsewhere or where rich is missing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+Report = Callable[[float, int, str], None]
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Report]:
+    """Give a function `report(done, total, text)`; `done` may be a fraction.
+
+    >>> with progress_bar("training") as report:
+    ...     report(1, 2, "first run")
+    [1/2] first run (... left)
+    """
+    if sys.stdout.isatty() and find_spec("rich") is not None:
+        with _rich_bar(title) as report:
+            yield report
+    else:
+        yield plain_lines()
+
+
+@contextmanager
+def _rich_bar(title: str) -> Iterator[Report]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[text]}", markup=False),
+    )
+    with Progress(*columns, expand=True) as bar:
+        task = bar.add_task(title, total=None, text="")
+
+        def report(done: float, total: int, text: str) -> None:
+            bar.update(task, completed=done, total=total, text=text)
+
+        yield report
+
+
+def plain_lines() -> Report:
+    """Print one line for each whole step done, with the time left."""
+    start = time.perf_counter()
+    printed = 0
+
+    def report(done: float, total: int, text: str) -> None:
+        nonlocal printed
+        if int(done) <= printed:
+            return
+        printed = int(done)
+        left = (time.perf_counter() - start) / done * (total - done)
+        print(f"[{printed}/{total}] {text} ({left:.0f} s left)", flush=True)
+
+    return report

@@ -1,0 +1,117 @@
+"""One page that shows a comparison: self-contained, offline, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from prospr.lab.report.markup import Markup, join, tag
+from prospr.lab.report.plot import accuracy_plot, swatch
+from prospr.lab.report.tables import accuracy_table, heat_scale, layer_table, run_table, time_table
+from prospr.lab.report.words import headline
+from prospr.lab.results import DENSE, Row, accuracy, cell, methods_of
+
+
+def write_report(
+    rows: Sequence[Row],
+    path: str | Path,
+    *,
+    baseline: str,
+    title: str = "Pruning at initialization, compared",
+    settings: Mapping[str, object] | None = None,
+    command: str | None = None,
+) -> Path:
+    """Write the page for `rows` to `path`; the file appears whole or not at all.
+
+    `baseline` is the method the others' paired differences are taken to. `settings` are shown as they are: what was
+    run, with which versions; `command` is the line that makes the page again.
+
+    >>> import tempfile
+    >>> rows = [Row("snip", 0.9, seed, 0.9 + seed / 100) for seed in range(3)]
+    >>> page = write_report(rows, Path(tempfile.mkdtemp()) / "report.html", baseline="snip")
+    >>> page.read_text(encoding="utf-8")[:15]
+    '<!doctype html>'
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(page(rows, baseline, title, settings or {}, command), encoding="utf-8")
+    os.replace(unfinished, path)
+    return path
+
+
+def page(
+    rows: Sequence[Row], baseline: str, title: str, settings: Mapping[str, object], command: str | None
+) -> Markup:
+    """The page's HTML."""
+    methods = methods_of(rows)
+    if baseline not in methods:
+        raise ValueError(f"baseline {baseline!r} is not among the compared methods; choose from {', '.join(methods)}")
+    claim, evidence = headline(rows)
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Markup(resources.files("prospr.lab.report").joinpath("page.css").read_text(encoding="utf-8"))),
+    )
+    body = tag(
+        "body",
+        tag("header", tag("p", title, class_="kicker"), tag("h1", claim), tag("p", evidence, class_="lead")),
+        tag(
+            "main",
+            _plot_section(rows),
+            _section("Differences", "differences", accuracy_table(rows, baseline), _differences_note(baseline)),
+            _section("Where the weights are kept", "layers", layer_table(rows), heat_scale()),
+            _section("Time", "time", time_table(rows), _time_note()),
+            _section("Every run", "runs", tag("details", tag("summary", f"{len(rows)} runs"), run_table(rows))),
+            _section("How this was made", "made", _settings(settings, command)),
+        ),
+    )
+    return join(Markup("<!doctype html>\n"), tag("html", head, body, lang="en"), "\n")
+
+
+def _section(heading: str, name: str, *children: Markup) -> Markup:
+    return tag("section", tag("h2", heading, id=name), *children, aria_labelledby=name)
+
+
+def _plot_section(rows: Sequence[Row]) -> Markup:
+    legend = [tag("li", swatch(index), method) for index, method in enumerate(methods_of(rows))]
+    if accuracy(cell(rows, DENSE)).n:
+        legend.append(tag("li", tag("span", class_="swatch dense-swatch"), DENSE))
+    figure = tag(
+        "figure",
+        tag("ul", *legend, class_="legend", aria_label="Legend"),
+        accuracy_plot(rows, width=800, height=400, name="wide"),
+        accuracy_plot(rows, width=390, height=360, name="narrow"),
+        tag(
+            "figcaption",
+            "Test accuracy in per cent after the last epoch. Marks are means over the seeds, bars one standard "
+            "deviation, dots single seeds. The dashed line is the dense network, its band one standard deviation.",
+        ),
+    )
+    return _section("Accuracy against sparsity", "accuracy", figure)
+
+
+def _differences_note(baseline: str) -> Markup:
+    return tag(
+        "p",
+        f"For one seed every method starts from the same weights and sees the same batches, so differences to {baseline} "
+        "are taken seed by seed. Intervals are Student's t, one comparison at a time; a filled dot marks one that "
+        "excludes zero.",
+        class_="note",
+    )
+
+
+def _time_note() -> Markup:
+    return tag("p", "Wall-clock time of one run after another on the machine below; a network is scored once for all "
+                    "sparsities.", class_="note")  # fmt: skip
+
+
+def _settings(settings: Mapping[str, object], command: str | None) -> Markup:
+    pairs = [tag("div", tag("dt", name), tag("dd", value)) for name, value in settings.items()]
+    again = [] if command is None else [tag("pre", tag("code", command))]
+    return join(*again, tag("dl", *pairs)) if pairs else join(*again)

@@ -1,0 +1,174 @@
+"""Masks that hold while a model trains, whoever trains it.
+
+A pruned weight is zeroed once. Its gradient is zeroed by a hook on the parameter itself, so momentum, weight decay,
+clipping and data parallelism all see a weight that rests at zero, wherever in the model it is used; the forward pass
+costs nothing. What a gradient hook cannot see is caught behind it: after each step of a torch.optim optimizer (which
+may hold momentum from before the pruning) and after each load_state_dict the pruned weights are zeroed again.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from prospr.errors import MaskError
+from prospr.meta.loss import unwrap
+
+__all__ = ["applied", "apply", "remove"]
+
+_GUARDS = "_prospr_guards"  # a module's attribute: {parameter's attribute: Guard}
+_guarded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter -> Guard, for the optimizers' hook
+
+
+class Guard:
+    """Keeps one parameter of one module at its mask; itself the hook on the parameter's gradient.
+
+    It is an attribute of the module, so a deepcopy or a pickle of the module has its own, which puts itself on the new
+    parameter when it is made.
+    """
+
+    __torch_unserializable__ = True  # tells torch that a parameter may be saved without this hook
+
+    def __init__(self, module: nn.Module, attribute: str) -> None:
+        self.module = module
+        self.attribute = attribute
+        self.parameter = module.get_parameter(attribute)
+        self._install()
+
+    def _install(self) -> None:
+        _guarded[self.parameter] = self
+        self.handle = self.parameter.register_hook(self) if self.parameter.requires_grad else None
+
+    @property
+    def mask(self) -> Tensor:
+        buffer = self.module._buffers[f"{self.attribute}_mask"]  # looked up each time: .to(device) replaces it
+        return cast(Tensor, buffer)
+
+    def __call__(self, grad: Tensor) -> Tensor:
+        return torch.where(self.mask, grad, 0.0)
+
+    @torch.no_grad()
+    def zero(self) -> None:
+        if self.parameter is not self.module._parameters[self.attribute]:  # load_state_dict(assign=True)
+            self.release()
+            self.parameter = self.module.get_parameter(self.attribute)
+            self._install()
+        self.parameter.masked_fill_(~self.mask, 0.0)
+
+    def release(self) -> None:
+        _guarded.pop(self.parameter, None)
+        if self.handle is not None:
+            self.handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "attribute": self.attribute, "parameter": self.parameter}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._install()
+
+
+def apply(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """See `Masks.apply`. Everything is checked before anything is changed."""
+    model = unwrap(model)
+    places = {name: _place(model, name, mask) for name, mask in masks.items()}
+    for name, mask in masks.items():
+        module, attribute = places[name]
+        p = module.get_parameter(attribute)
+        guards = module.__dict__.setdefault(_GUARDS, {})
+        module.register_buffer(f"{attribute}_mask", mask.detach().to(p.device, copy=True))
+        if not guards:
+            module.register_load_state_dict_pre_hook(_before_load)
+            module.register_load_state_dict_post_hook(_after_load)
+        if attribute not in guards:
+            guards[attribute] = Guard(module, attribute)
+        guards[attribute].zero()
+
+
+def remove(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """See `Masks.remove`."""
+    model = unwrap(model)
+    places = {name: _place(model, name, mask) for name, mask in masks.items()}
+    for name, (module, attribute) in places.items():
+        if attribute not in module.__dict__.get(_GUARDS, {}):
+            raise MaskError(f"{name}: there is no mask on this parameter; masks.apply(model) puts one on")
+    for module, attribute in places.values():
+        guards = module.__dict__[_GUARDS]
+        guard = guards.pop(attribute)
+        guard.zero()
+        guard.release()
+        del module._buffers[f"{attribute}_mask"]
+        if not guards:
+            del module.__dict__[_GUARDS]
+            for hooks, ours in (
+                (module._load_state_dict_pre_hooks, _before_load),
+                (module._load_state_dict_post_hooks, _after_load),
+            ):
+                for key in [k for k, hook in hooks.items() if getattr(hook, "hook", hook) is ours]:
+                    del hooks[key]
+
+
+def applied(model: nn.Module) -> dict[str, Tensor]:
+    """The masks on a model, by parameter name."""
+    model = unwrap(model)
+    found = {}
+    for prefix, module in model.named_modules():
+        for attribute, guard in module.__dict__.get(_GUARDS, {}).items():
+            found[f"{prefix}.{attribute}" if prefix else attribute] = guard.mask
+    if not found:
+        raise MaskError(f"there are no masks on this {type(model).__name__}; prospr.prune or masks.apply puts them on")
+    order = {name: i for i, (name, _) in enumerate(model.named_parameters(remove_duplicate=False))}
+    return dict(sorted(found.items(), key=lambda item: order[item[0]]))
+
+
+def _place(model: nn.Module, name: str, mask: Tensor) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        module = None
+    p = module._parameters.get(attribute) if module is not None else None
+    if module is None or p is None:
+        have = ", ".join([n for n, p in model.named_parameters() if p.dim() > 1][:4])
+        raise MaskError(
+            f"{name}: {type(model).__name__} has no such parameter (it has {have}, ...); "
+            "these masks belong to another network"
+        )
+    if p.shape != mask.shape:
+        raise MaskError(
+            f"{name}: the mask has shape {tuple(mask.shape)} and the parameter {tuple(p.shape)}; "
+            "these masks belong to another network, or to one of another width"
+        )
+    if hasattr(module, f"{attribute}_mask") and attribute not in module.__dict__.get(_GUARDS, {}):
+        raise MaskError(
+            f"{name}: the module has an attribute {attribute}_mask of its own; rename it, or, if torch.nn.utils.prune "
+            "made it, take it over with Masks.from_torch and torch.nn.utils.prune.remove"
+        )
+    return module, attribute
+
+
+def _before_load(module: nn.Module, state_dict, prefix: str, *_: Any) -> None:
+    """A checkpoint without masks leaves the masks as they are."""
+    for attribute, guard in module.__dict__.get(_GUARDS, {}).items():
+        state_dict.setdefault(f"{prefix}{attribute}_mask", guard.mask)
+
+
+def _after_load(module: nn.Module, _: Any) -> None:
+    for guard in module.__dict__.get(_GUARDS, {}).values():
+        guard.zero()
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if len(_guarded):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                guard = _guarded.get(p)
+                if guard is not None:
+                    with torch.no_grad():
+                        p.mul_(guard.mask)
+
+
+register_optimizer_step_post_hook(_after_step)

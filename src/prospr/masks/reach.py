@@ -1,0 +1,215 @@
+"""Which kept weights lie on a path from the network's input to its output.
+
+The network is run once with positive numbers in the place of its kept weights and of its input, and with everything
+that could stop a signal taken out: biases, norms, activations, gates, dropout. What the output's sum still depends on
+is connected; a derivative that is exactly zero means no path.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from prospr.meta.loss import PureLoss
+
+__all__ = ["Call", "effective_masks"]
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments a model is called with
+
+
+def effective_masks(model: nn.Module, masks: Mapping[str, Tensor], call: Call) -> dict[str, Tensor] | None:
+    """The kept weights that are on a path from input to output; None where the network cannot be traced this way.
+
+    A learned token or embedding counts as an input. A weight that only ever meets zero padding is on no path.
+    """
+    for dtype in (
+        torch.float64,
+        None,
+    ):  # double keeps long products from underflowing; some models insist on their own
+        try:
+            grads = _flow(model, masks, call, dtype)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, IndexError):
+            continue
+        return {name: (grads[name] != 0) & mask.to(grads[name].device) for name, mask in masks.items()}
+    return None
+
+
+def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def positive(like: Tensor) -> Tensor:
+        noise = torch.rand(like.shape, generator=generator, dtype=torch.float64) + 0.5
+        return noise.to(like.device, dtype or like.dtype)
+
+    def prepare(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return positive(value) if value.is_floating_point() else value
+        if isinstance(value, dict):
+            return {key: prepare(item) for key, item in value.items()}
+        return type(value)(prepare(item) for item in value) if type(value) in (tuple, list) else value
+
+    params: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        noise = positive(p.detach())
+        if name in masks:
+            mask = masks[name].to(p.device)
+            fan_in = mask.flatten(1).sum(1).clamp(min=1) if mask.dim() > 1 else mask.sum().clamp(min=1)
+            noise = noise * mask / fan_in.reshape(-1, *[1] * (mask.dim() - 1))  # activations stay near 1
+        params[name] = noise.requires_grad_(name in masks)
+    args, kwargs = prepare(call[0]), prepare(call[1])
+    pure = PureLoss(model, lambda m, _: _total(m(*args, **kwargs)))
+    with torch.enable_grad(), _evaluation(model), pure.swapped(params):
+        for module in model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_floating_point():
+                    module._buffers[key] = buffer.to(dtype or buffer.dtype)
+        with _Open():
+            out = pure._evaluate(None)
+        inputs = [params[name] for name in masks]
+        if not out.requires_grad:
+            return {name: torch.zeros_like(p) for name, p in zip(masks, inputs, strict=True)}
+        grads = torch.autograd.grad(out, inputs, allow_unused=True, materialize_grads=True)
+    if not all(torch.isfinite(g).all() for g in grads):
+        raise ValueError("the traced signal is not finite")
+    return dict(zip(masks, grads, strict=True))
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Generator[None]:
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in flags:
+            module.training = training
+
+
+def _total(out: Any) -> Tensor:
+    if isinstance(out, Tensor):
+        return out.sum()
+    parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, (tuple, list)) else vars(out).values()
+    sums = [_total(part) for part in parts if isinstance(part, (Tensor, Mapping, tuple, list))]
+    if not sums:
+        raise TypeError(f"the model returned a {type(out).__name__} without tensors")
+    return torch.stack([s for s in sums if s.is_floating_point()]).sum()
+
+
+def _first(x, *args, **kwargs):
+    return x
+
+
+def _gate(x, *args, **kwargs):  # never shut: a gate without input is half open, not closed
+    return torch.where(torch.isneginf(x), 0.0, x + 1)
+
+
+def _linear(x, weight, bias=None):
+    return F.linear(x, weight)
+
+
+def _without_bias(convolution: Callable) -> Callable:
+    def call(x, weight, bias=None, *args, **kwargs):
+        return convolution(x, weight, None, *args, **kwargs)
+
+    return call
+
+
+def _mean_pool(original: Callable, average: Callable) -> Callable:
+    def call(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+        if dilation not in (1, (1,), (1, 1), (1, 1, 1), [1], [1, 1], [1, 1, 1]):
+            return original(x, kernel_size, stride, padding, dilation, ceil_mode)
+        return average(x, kernel_size, stride or kernel_size, padding, ceil_mode)
+
+    return call
+
+
+def _attention(query, key, value, *args, **kwargs):
+    heads, shared = query.shape[-3], key.shape[-3]
+    if heads != shared and query.dim() > 3:  # grouped-query attention
+        key, value = (t.repeat_interleave(heads // shared, -3) for t in (key, value))
+    return (1 + query @ key.transpose(-2, -1)) @ value / key.shape[-2]
+
+
+def _multi_head(
+    query, key, value, embed_dim, num_heads, in_w, in_b, bias_k, bias_v, add_zero, dropout, out_w, *_, **kw
+):
+    if kw.get("use_separate_proj_weight"):
+        weights = kw["q_proj_weight"], kw["k_proj_weight"], kw["v_proj_weight"]
+    else:
+        weights = in_w.chunk(3)
+    q, k, v = (F.linear(t, w) for t, w in zip((query, key, value), weights, strict=True))
+    split = lambda t: t.unflatten(-1, (num_heads, -1)).movedim(-2, 0).movedim(1, -2)  # noqa: E731
+    if query.dim() == 3:  # (length, batch, embedding), as the module passes it
+        mixed = _attention(split(q), split(k), split(v)).movedim(-2, 1)
+        mixed = mixed.movedim(0, -2).flatten(-2)
+    else:
+        heads = (t.unflatten(-1, (num_heads, -1)).transpose(0, 1) for t in (q, k, v))
+        mixed = _attention(*heads).transpose(0, 1).flatten(-2)
+    return F.linear(mixed, out_w), None
+
+
+def _every(*names: str) -> list[Callable]:
+    homes = (F, torch, torch.Tensor, torch.special)
+    return [f for name in names for home in homes if (f := getattr(home, name, None)) is not None]
+
+
+_OPEN: dict[Any, Callable] = {F.linear: _linear, F.scaled_dot_product_attention: _attention}
+for _f in _every(
+    *(
+        "relu",
+        "relu_",
+        "relu6",
+        "leaky_relu",
+        "leaky_relu_",
+        "prelu",
+        "rrelu",
+        "rrelu_",
+        "elu",
+        "elu_",
+        "selu",
+    ),
+    *(
+        "selu_",
+        "celu",
+        "celu_",
+        "gelu",
+        "silu",
+        "mish",
+        "hardswish",
+        "hardtanh",
+        "hardtanh_",
+        "tanh",
+        "tanh_",
+    ),
+    *("softplus", "softsign", "threshold", "threshold_", "clamp", "clamp_", "clamp_min", "clamp_max", "abs"),
+    *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"),
+    *(
+        "batch_norm",
+        "layer_norm",
+        "group_norm",
+        "instance_norm",
+        "rms_norm",
+        "local_response_norm",
+        "normalize",
+    ),
+):
+    _OPEN[_f] = _first
+for _f in _every("sigmoid", "sigmoid_", "hardsigmoid", "logsigmoid", "softmax", "log_softmax", "exp", "exp_", "expit"):
+    _OPEN[_f] = _gate
+for _d in (1, 2, 3):
+    for _name in (f"conv{_d}d", f"conv_transpose{_d}d"):
+        _OPEN[getattr(F, _name)] = _without_bias(getattr(F, _name))
+    _OPEN[getattr(torch, f"max_pool{_d}d")] = _mean_pool(getattr(torch, f"max_pool{_d}d"), getattr(F, f"avg_pool{_d}d"))
+    for _name in (f"adaptive_max_pool{_d}d", f"_adaptive_max_pool{_d}d"):
+        if hasattr(F, _name):
+            _OPEN[getattr(F, _name)] = getattr(F, f"adaptive_avg_pool{_d}d")
+_OPEN[F.multi_head_attention_forward] = _multi_head
+
+
+class _Open(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return _OPEN.get(func, func)(*args, **(kwargs or {}))

@@ -1,0 +1,156 @@
+"""From scores to masks: exact counts, and the same masks every time.
+
+One rule serves every method: exactly round(density x n) weights are kept, at least one; of equal scores the earlier is
+kept, by layer and then by position in it.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from prospr.errors import ScoreError, SettingError, ZeroScoreWarning
+from prospr.masks.masks import Masks
+
+__all__ = ["Scope", "erk_densities", "select"]
+
+Scope = Literal["global", "layer", "erk"]
+
+
+def select(scores: Mapping[str, Tensor], sparsity: float, *, scope: Scope = "global", keep_per_layer: int = 0) -> Masks:
+    """Keep the weights of the highest score.
+
+    scope: "global" (one threshold for the network), "layer" (the same density in every layer) or "erk" (layer
+        densities by the Erdos-Renyi-Kernel rule: small layers denser). The total is exact in each.
+    keep_per_layer: at least so many weights stay in every layer, taken from the others' budget.
+
+    >>> import torch, prospr
+    >>> scores = {"a": torch.tensor([3.0, 1.0, 1.0]), "b": torch.tensor([1.0, 2.0, 0.5])}
+    >>> masks = prospr.select(scores, sparsity=0.5)
+    >>> masks["a"].tolist(), masks["b"].tolist()                # of the three ones, the first stays
+    ([True, True, False], [False, True, False])
+    """
+    if not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
+        raise SettingError(f"sparsity={sparsity!r}: use a number from 0 up to, not including, 1 (0.95 prunes 95 %)")
+    if scope not in ("global", "layer", "erk"):
+        raise SettingError(f"scope={scope!r}: use 'global', 'layer' or 'erk'")
+    if not isinstance(keep_per_layer, int) or keep_per_layer < 0:
+        raise SettingError(f"keep_per_layer={keep_per_layer!r}: use a whole number, 0 or more")
+    _check(scores)
+    sizes = {name: s.numel() for name, s in scores.items()}
+    total = sum(sizes.values())
+    kept = max(1, round((1 - sparsity) * total))
+    if scope == "global":
+        masks = _global(scores, kept, keep_per_layer)
+    else:
+        shapes = {name: tuple(s.shape) for name, s in scores.items()}
+        density = kept / total
+        wanted = erk_densities(shapes, density) if scope == "erk" else dict.fromkeys(sizes, density)
+        counts = _whole(wanted, sizes, kept, keep_per_layer)
+        masks = {name: _top(s.flatten(), counts[name]).reshape(s.shape) for name, s in scores.items()}
+    _warn_of_zeros(scores, masks)
+    return Masks(masks)
+
+
+def erk_densities(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[str, float]:
+    """Layer densities in proportion to (sum of the dimensions) / (their product), none above 1, of the mean asked for.
+
+    >>> d = erk_densities({"small": (4, 4), "large": (40, 40)}, 0.1)
+    >>> round(d["small"], 3), round(d["large"], 3)
+    (0.918, 0.092)
+    """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    raw = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}
+    full: set[str] = set()
+    while True:
+        budget = density * sum(sizes.values()) - sum(sizes[name] for name in full)
+        rest = sum(raw[name] * sizes[name] for name in raw if name not in full)
+        factor = budget / rest if rest else 0.0
+        over = {name for name in raw if name not in full and raw[name] * factor > 1}
+        if not over:
+            return {name: 1.0 if name in full else raw[name] * factor for name in raw}
+        full |= over
+
+
+def _global(scores: Mapping[str, Tensor], kept: int, floor: int) -> dict[str, Tensor]:
+    device = next(iter(scores.values())).device
+    dtype = max((s.dtype for s in scores.values()), key=lambda d: torch.finfo(d).bits)
+    flat = torch.cat([s.flatten().to(device, dtype) for s in scores.values()])
+    sizes = [s.numel() for s in scores.values()]
+    if floor:
+        least = sum(min(floor, n) for n in sizes)
+        if least > kept:
+            raise SettingError(
+                f"keep_per_layer={floor} needs {least} weights, and this sparsity keeps {kept}; lower one of them"
+            )
+        secured = torch.cat([_top(part, min(floor, part.numel())) for part in flat.split(sizes)])
+        rest = torch.nonzero(~secured).flatten()
+        secured[rest[_top(flat[rest], kept - least)]] = True
+        flat_mask = secured
+    else:
+        flat_mask = _top(flat, kept)
+    parts = flat_mask.split(sizes)
+    return {n: m.reshape(s.shape).to(s.device) for (n, s), m in zip(scores.items(), parts, strict=True)}
+
+
+def _top(scores: Tensor, count: int) -> Tensor:
+    """The `count` largest, as a mask; of equals the first. (torch.topk promises no order among equals.)"""
+    if count <= 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    threshold = torch.topk(scores, count, sorted=False).values.min()
+    mask = scores > threshold
+    ties = torch.nonzero(scores == threshold).flatten()
+    mask[ties[: count - int(mask.sum())]] = True
+    return mask
+
+
+def _whole(wanted: Mapping[str, float], sizes: Mapping[str, int], kept: int, floor: int) -> dict[str, int]:
+    """Layer densities as whole numbers of weights that add up: largest remainder first, layer order among equals."""
+    least = {name: min(floor, n) for name, n in sizes.items()}
+    if sum(least.values()) > kept:
+        raise SettingError(
+            f"keep_per_layer={floor} needs {sum(least.values())} weights, and this sparsity keeps {kept}; "
+            "lower one of them"
+        )
+    exact = {name: wanted[name] * n for name, n in sizes.items()}
+    counts = {name: min(sizes[name], max(least[name], math.floor(exact[name] + 1e-9))) for name in sizes}
+    while (missing := kept - sum(counts.values())) != 0:
+        step = 1 if missing > 0 else -1
+        open_ = [name for name in sizes if (counts[name] < sizes[name] if step > 0 else counts[name] > least[name])]
+        open_.sort(key=lambda name: step * (counts[name] - exact[name]))  # stable: layer order among equals
+        for name in open_[: abs(missing)]:
+            counts[name] += step
+    return counts
+
+
+def _check(scores: Mapping[str, Tensor]) -> None:
+    if not scores:
+        raise ScoreError("there are no scores; score a model first, with prospr.score(model, batches)")
+    for name, s in scores.items():
+        if not isinstance(s, Tensor) or not s.is_floating_point() or s.numel() == 0:
+            raise ScoreError(f"{name}: a score must be a non-empty tensor of floating-point numbers")
+        if not torch.isfinite(s).all():
+            bad = int((~torch.isfinite(s)).sum())
+            raise ScoreError(f"{name}: {bad} of {s.numel()} scores are NaN or infinite; check the loss and the data")
+    low = min(s.min().item() for s in scores.values())
+    high = max(s.max().item() for s in scores.values())
+    if low == high and sum(s.numel() for s in scores.values()) > 1:
+        raise ScoreError(
+            f"all scores are {low:g}, so they rank nothing: does the loss depend on the weights, or are the "
+            "gradients zero? Use another batch, loss or method"
+        )
+
+
+def _warn_of_zeros(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
+    kept = sum(int(m.sum()) for m in masks.values())
+    zero = sum(int(((scores[name] == 0) & m).sum()) for name, m in masks.items())
+    if zero and any(s.min() >= 0 for s in scores.values()) and kept < sum(m.numel() for m in masks.values()):
+        warnings.warn(
+            f"{zero} of the {kept} weights kept have a score of exactly 0: beyond the others the choice among them "
+            "is by position. Use more data or a higher sparsity",
+            ZeroScoreWarning,
+            stacklevel=3,
+        )

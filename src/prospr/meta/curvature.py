@@ -1,0 +1,136 @@
+"""The extreme eigenvalues of the loss's Hessian, and a learning rate that suits them."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from prospr.errors import DerivativeError, SettingError
+from prospr.meta.loss import Params
+from prospr.meta.products import Loss, Mode, Products
+
+__all__ = ["Extremes", "extreme_eigenvalues", "stable_lr"]
+
+
+class Extremes(NamedTuple):
+    """The smallest and the largest eigenvalue, and the number of Hessian-vector products spent on them."""
+
+    smallest: float
+    largest: float
+    products: int
+
+    @property
+    def magnitude(self) -> float:
+        """The largest absolute value of an eigenvalue."""
+        return max(abs(self.smallest), abs(self.largest))
+
+
+def extreme_eigenvalues(
+    loss: Loss,
+    params: Mapping[str, Tensor],
+    batch: Any,
+    *,
+    most: int = 30,
+    tolerance: float = 0.02,
+    mode: Mode = "auto",
+    micro_batch: int | None = None,
+    seed: int = 0,
+) -> Extremes:
+    """Lanczos iteration on Hessian-vector products, until both ends move by less than `tolerance` of the larger.
+
+    Three vectors are held, whatever `most` is: without re-orthogonalisation eigenvalues may be found twice, but the
+    extreme ones are right.
+
+    >>> import torch, prospr
+    >>> bowl = lambda p, x: 0.5 * (torch.tensor([4.0, 1.0, -2.0]) * p["w"] ** 2).sum()
+    >>> ends = prospr.meta.curvature.extreme_eigenvalues(bowl, {"w": torch.ones(3)}, None)
+    >>> round(ends.smallest, 3), round(ends.largest, 3)
+    (-2.0, 4.0)
+    """
+    if most < 1:
+        raise SettingError(f"most={most}: use at least 1 product")
+    products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed)
+    v = _unit(_noise(params, seed))
+    previous: Params | None = None
+    alphas: list[Tensor] = []
+    betas: list[Tensor] = []
+    ends: tuple[float, float] | None = None
+    count = 0
+    while count < most:
+        u = products.hvp(params, batch, v)
+        count += 1
+        alpha = _dot(u, v)
+        alphas.append(alpha)
+        u = _axpy(u, v, -alpha)
+        if previous is not None:
+            u = _axpy(u, previous, -betas[-1])
+        beta = _dot(u, u).sqrt()
+        diagonal = torch.stack(alphas).double().cpu()
+        matrix = torch.diag(diagonal)
+        if betas:
+            off = torch.stack(betas).double().cpu()
+            matrix += torch.diag(off, 1) + torch.diag(off, -1)
+        if not torch.isfinite(matrix).all():
+            raise DerivativeError("the Hessian has NaN or infinite entries; check the loss at the initial weights")
+        values = torch.linalg.eigvalsh(matrix)
+        before, ends = ends, (values[0].item(), values[-1].item())
+        size = max(abs(ends[0]), abs(ends[1]))
+        if beta.item() <= 1e-7 * max(size, 1e-30):
+            break  # the space is exhausted: these are all the eigenvalues it has
+        if before is not None and max(abs(a - b) for a, b in zip(ends, before, strict=True)) <= tolerance * size:
+            break
+        betas.append(beta)
+        previous, v = v, {name: t / beta.to(t.dtype) for name, t in u.items()}
+    assert ends is not None
+    return Extremes(ends[0], ends[1], count)
+
+
+def stable_lr(
+    loss: Loss,
+    params: Mapping[str, Tensor],
+    batch: Any,
+    *,
+    kappa: float = 1.0,
+    mode: Mode = "auto",
+    micro_batch: int | None = None,
+    seed: int = 0,
+) -> float:
+    """kappa / |lambda|, lambda the eigenvalue of the Hessian that is largest in size.
+
+    A step of SGD multiplies the derivative by I - lr H. At initialization the eigenvalue of largest size is often
+    negative, so each step stretches that direction by 1 + kappa: kappa is how much of it a step may add.
+
+    >>> import torch, prospr
+    >>> bowl = lambda p, x: 0.5 * (torch.tensor([4.0, 1.0, -2.0]) * p["w"] ** 2).sum()
+    >>> round(prospr.meta.curvature.stable_lr(bowl, {"w": torch.ones(3)}, None, kappa=0.5), 4)
+    0.125
+    """
+    if not kappa > 0:
+        raise SettingError(f"kappa={kappa}: use a positive number, such as 0.5")
+    ends = extreme_eigenvalues(loss, params, batch, mode=mode, micro_batch=micro_batch, seed=seed)
+    if ends.magnitude == 0:
+        raise DerivativeError("the loss has no curvature at these weights, so no learning rate follows from it")
+    return kappa / ends.magnitude
+
+
+def _noise(params: Mapping[str, Tensor], seed: int) -> Params:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p.device, p.dtype)
+        for name, p in params.items()
+    }
+
+
+def _dot(a: Params, b: Params) -> Tensor:
+    parts = [(a[name] * b[name]).sum(dtype=torch.float64) for name in a]
+    return torch.stack([p.to(parts[0].device) for p in parts]).sum()
+
+
+def _axpy(a: Params, b: Params, scale: Tensor) -> Params:
+    return {name: t + scale.to(t.device, t.dtype) * b[name] for name, t in a.items()}
+
+
+def _unit(a: Params) -> Params:
+    norm = _dot(a, a).sqrt()
+    return {name: t / norm.to(t.device, t.dtype) for name, t in a.items()}

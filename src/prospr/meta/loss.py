@@ -1,0 +1,212 @@
+"""A module and a loss as a pure function of the module's parameters.
+
+Nothing the user can see changes: parameters and buffers are swapped out while the function runs and put back after
+it, also when it raises; random numbers come from a seed; compiled modules run their original code.
+"""
+
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from prospr.errors import BatchError, ModelError
+
+__all__ = [
+    "Params",
+    "PureLoss",
+    "cross_entropy",
+    "pure_loss",
+    "replay",
+    "to_device",
+    "training_mode",
+    "unwrap",
+]
+
+Params = dict[str, Tensor]
+ModelLoss = Callable[[nn.Module, Any], Tensor]
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    """The default loss: cross-entropy of `model(inputs)` for a batch `(inputs, targets)`."""
+    if not isinstance(batch, Sequence) or isinstance(batch, str) or len(batch) != 2:
+        raise BatchError(
+            f"the default loss takes a batch (inputs, targets), and got {_describe(batch)}; "
+            "pass loss=lambda model, batch: ... for anything else"
+        )
+    inputs, targets = batch
+    return F.cross_entropy(model(inputs), targets)
+
+
+def pure_loss(model: nn.Module, loss: ModelLoss = cross_entropy) -> "PureLoss":
+    """Turn `loss(model, batch)` into `f(params, batch)`, a pure function of the trainable parameters.
+
+    >>> import torch, prospr
+    >>> model = torch.nn.Linear(3, 2)
+    >>> f = prospr.meta.pure_loss(model)
+    >>> batch = torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
+    >>> zero = {name: torch.zeros_like(p) for name, p in f.params().items()}
+    >>> round(f(zero, batch).item(), 4)      # log 2: the model's own weights play no part
+    0.6931
+    """
+    return PureLoss(model, loss)
+
+
+class PureLoss:
+    """A function `f(params, batch) -> scalar`; see `pure_loss`."""
+
+    def __init__(self, model: nn.Module, loss: ModelLoss = cross_entropy) -> None:
+        self.model = unwrap(model)
+        self.loss = loss
+        self._modules = list(self.model.modules())
+        owners: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in self._modules:
+            for attribute, parameter in module._parameters.items():
+                if parameter is not None:
+                    owners.setdefault(id(parameter), []).append((module, attribute))
+        self._places = {name: owners[id(p)] for name, p in self.model.named_parameters()}
+        self._swapped: Params | None = None
+
+    def params(self) -> Params:
+        """The trainable parameters, detached: tied ones once, frozen ones (requires_grad off) not at all."""
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def batch_statistics(self) -> list[str]:
+        """Names of the norm layers that mix the samples of a batch in their current mode."""
+        return [
+            name
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            and (module.training or (module.running_mean is None and module.running_var is None))
+        ]
+
+    def __call__(self, params: Mapping[str, Tensor], batch: Any) -> Tensor:
+        if self._swapped is params:
+            return self._evaluate(batch)
+        with self.swapped(params):
+            return self._evaluate(batch)
+
+    @contextmanager
+    def swapped(self, params: Mapping[str, Tensor]) -> Generator[None]:
+        """Hold `params` and fresh copies of all buffers inside the module.
+
+        Gradients must be taken inside this block: activation checkpointing runs the module again during the backward
+        pass, and would find the module's own weights after it.
+        """
+        unknown = [name for name in params if name not in self._places]
+        if unknown:
+            raise ModelError(
+                f"{unknown[0]!r} is not a parameter of {type(self.model).__name__}; "
+                f"it has {', '.join(list(self._places)[:6])}, ..."
+            )
+        before = [(m, dict(m._parameters), dict(m._buffers), m.__dict__.get("_flat_weights")) for m in self._modules]
+        try:
+            for name, tensor in params.items():
+                for module, attribute in self._places[name]:
+                    module._parameters[attribute] = tensor  # ty: ignore[invalid-assignment]
+            copies: dict[int, Tensor] = {}
+            for module, _, buffers, flat in before:
+                for attribute, buffer in buffers.items():
+                    if buffer is not None:
+                        module._buffers[attribute] = copies.setdefault(id(buffer), buffer.detach().clone())
+                if isinstance(module, nn.RNNBase) and flat is not None:  # it keeps a second list of its weights
+                    names = module._flat_weights_names
+                    module.__dict__["_flat_weights"] = [module._parameters.get(n) for n in names]
+            self._swapped = params  # ty: ignore[invalid-assignment]
+            yield
+        finally:
+            self._swapped = None
+            for module, parameters, buffers, flat in before:
+                module._parameters.clear()
+                module._parameters.update(parameters)
+                module._buffers.clear()
+                module._buffers.update(buffers)
+                if flat is not None:
+                    module.__dict__["_flat_weights"] = flat
+
+    def _evaluate(self, batch: Any) -> Tensor:
+        place = next((p.device for p in self.model.parameters()), None)
+        with ExitStack() as stack:
+            # Fused attention kernels and compiled code have no second derivative.
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if "torch._dynamo" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            return self.loss(self.model, to_device(batch, place) if place is not None else batch)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside torch.compile's and DistributedDataParallel's wrappers."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod  # ty: ignore[invalid-assignment]
+        elif isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+@contextmanager
+def training_mode(model: nn.Module) -> Generator[None]:
+    """Put a model that is in eval mode into train mode, and back after.
+
+    A model already in train mode is left as it is, so norm layers frozen by the user stay frozen.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        if not model.training:
+            model.train()
+        yield
+    finally:
+        for module, training in flags:
+            module.training = training
+
+
+@contextmanager
+def replay(seed: int | None, devices: Sequence[torch.device] = ()) -> Generator[None]:
+    """Draw random numbers from `seed` on the CPU and on `devices`; the global generators come back as they were.
+
+    With `seed=None` the generators go on from where they are, and are only put back.
+    """
+    generators = [torch.default_generator]
+    for device in devices:
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            generators.append(torch.cuda.default_generators[index])
+    states = [generator.get_state() for generator in generators]
+    try:
+        if seed is not None:
+            for generator in generators:
+                generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor inside a batch (tuples, lists, dicts, dataclasses, anything with `.to`)."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        moved = [to_device(item, device) for item in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return replace(batch, **{f.name: to_device(getattr(batch, f.name), device) for f in fields(batch)})
+    return batch
+
+
+def _describe(batch: Any) -> str:
+    if isinstance(batch, Tensor):
+        return f"a single tensor of shape {tuple(batch.shape)}"
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return f"a {type(batch).__name__} of {len(batch)} items"
+    return f"a {type(batch).__name__}"

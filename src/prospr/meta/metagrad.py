@@ -1,0 +1,231 @@
+"""The exact gradient of a loss after M training steps with respect to the weights before the first.
+
+No graph spans two steps. The steps are run and their weights kept; then a cotangent `lam` walks back through them, one
+Hessian-vector product a step. Activations are those of one step, whatever M is.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from prospr.errors import BatchError, DerivativeError, LossError, SettingError
+from prospr.meta.loss import Params, replay
+from prospr.meta.optimizers import Optimizer, State
+from prospr.meta.products import Loss, Mode, Products
+from prospr.meta.trajectory import Moment, Store, Trajectory, trajectory
+
+__all__ = ["Order", "Trace", "adjoint", "metagrad", "take"]
+
+Order = Literal["exact", "first"]
+
+
+@dataclass
+class Trace:
+    """What happened on the way: pass one as `trace=` and read it after.
+
+    `losses[m]` is the loss at step m, the last one that after all steps. `norms[m]` is the norm of dL(w_M)/dw_m: their
+    ratio from one step to the next says how fast the derivative grows, and so how far it can be trusted.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    @property
+    def growth(self) -> float:
+        """The mean factor by which the cotangent grows a step back; 1.0 when there are no steps."""
+        if len(self.norms) < 2 or not self.norms[-1] or not self.norms[0]:
+            return 1.0
+        return (self.norms[0] / self.norms[-1]) ** (1 / (len(self.norms) - 1))
+
+
+def metagrad(
+    loss: Loss,
+    params: Mapping[str, Tensor],
+    batches: Iterable[Any],
+    optimizer: Optimizer,
+    *,
+    steps: int | None = None,
+    order: Order = "exact",
+    store: Store = "device",
+    mode: Mode = "auto",
+    micro_batch: int | None = None,
+    seed: int = 0,
+    trace: Trace | None = None,
+) -> Params:
+    """dL(w_M, D_M) / dw_0, where w_M comes from M steps of `optimizer` on the batches D_0 .. D_{M-1}.
+
+    loss: `loss(params, batch) -> scalar tensor`, for a module `prospr.meta.pure_loss(model)`.
+    batches: M + 1 of them; M is `steps`, or one less than there are batches.
+    order: "exact", or "first", which takes the M steps but drops all curvature (it stores and keeps nothing).
+    store: where the M sets of weights are kept: on the "device", on the "cpu", or only about 2 sqrt(M) of them at a
+        time, the others being run again ("recompute").
+    mode: how Hessian-vector products are taken; see `prospr.meta.hvp`.
+    micro_batch: evaluate each batch in pieces of this many samples. The loss must be a mean over samples.
+    seed: of the random numbers the loss draws (dropout); each step has its own, the same at each visit.
+
+    >>> import torch, prospr
+    >>> quadratic = lambda p, x: 0.5 * x * (p["w"] ** 2).sum()          # one step: w -> (1 - lr x) w
+    >>> w = {"w": torch.tensor([2.0])}
+    >>> g = prospr.meta.metagrad(quadratic, w, [3.0, 3.0], prospr.meta.SGD(lr=0.1))
+    >>> round(g["w"].item(), 4)                                         # x (1 - lr x)^2 w = 3 * 0.49 * 2
+    2.94
+    """
+    products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed)
+    lam, exponent = adjoint(products, params, batches, optimizer, steps=steps, order=order, store=store, trace=trace)
+    result = {name: torch.ldexp(t, exponent.to(t.device, t.dtype)).contiguous() for name, t in lam.items()}
+    if not all(bool(torch.isfinite(t).all()) for t in result.values()):
+        raise DerivativeError(
+            f"the meta-gradient overflowed: its largest entry is near 2^{exponent.item():.0f}. Lower the inner "
+            'learning rate (lr="auto" finds a stable one), take fewer steps, or use float64'
+        )
+    return result
+
+
+def adjoint(
+    products: Products,
+    params: Mapping[str, Tensor],
+    batches: Iterable[Any],
+    optimizer: Optimizer,
+    *,
+    steps: int | None = None,
+    order: Order = "exact",
+    store: Store = "device",
+    trace: Trace | None = None,
+) -> tuple[Params, Tensor]:
+    """As `metagrad`, as (lam, e) with dL(w_M)/dw_0 = lam 2^e and the largest entry of lam near 1: never overflows.
+
+    Where only the ranking of the entries matters, e can be left alone.
+    """
+    if order not in ("exact", "first"):
+        raise SettingError(f"order={order!r}: use 'exact' or 'first'")
+    if not params:
+        raise SettingError("metagrad got no parameters: are all of the model's parameters frozen?")
+    with replay(None, sorted({p.device for p in params.values()}, key=str)):  # a loader may draw random numbers
+        return _adjoint(products, params, batches, optimizer, steps, order, store, trace)
+
+
+def _adjoint(products, params, batches, optimizer, steps, order, store, trace) -> tuple[Params, Tensor]:
+    w = products.laid_out(params)
+    state = optimizer.init_all(w)
+    losses: list[Tensor] = []
+
+    def advance(w: Params, state: State, step: int) -> tuple[Moment, Params, State]:
+        value, grads = products.gradient(w, batch_of[step], step)
+        if len(losses) == step:
+            losses.append(value)
+        kept = (grads, state) if optimizer.keeps_gradients else ({}, {})
+        return Moment(w, *kept), *optimizer.step_all(w, grads, state, step)
+
+    batch_of: dict[int, Any] = {}
+    moments: Trajectory | None = None
+    if order == "first":
+        # One batch at a time: the last is the one that no other follows.
+        step = -1
+        for step, batch in enumerate(take(batches, steps)):
+            if step > 0:
+                _, w, state = advance(w, state, step - 1)
+                del batch_of[step - 1]
+            batch_of[step] = batch
+        total = step
+    else:
+        batch_of.update(enumerate(take(batches, steps)))
+        total = len(batch_of) - 1
+        moments = trajectory(store, total, advance)
+        for step in range(total):
+            before = state
+            moment, w, state = advance(w, state, step)
+            moments.push(step, moment, before)
+            del moment, before
+    value, lam = products.gradient(w, batch_of[total], total)
+    losses.append(value)
+    _check_losses(losses, total)
+    norms = [_norm(lam)]
+
+    exponent = torch.zeros((), device=norms[0].device)
+    lam_state: State = {name: tuple(torch.zeros_like(s) for s in parts) for name, parts in state.items()}
+    del state, w
+    for step in reversed(range(total)) if moments is not None else ():
+        w, grads, state = moments.pop(step)
+        direct, on_grads, lam_state = optimizer.pullback(w, grads, state, step, lam, lam_state)
+        if on_grads is not None:
+            curvature = products.hvp(w, batch_of[step], on_grads, step)
+            direct = _add(direct, curvature)
+            del curvature
+        del w, grads, state, on_grads
+        lam, lam_state, shift = _rescale(direct, lam_state)
+        exponent = exponent + shift
+        norms.append(_norm(lam) * torch.exp2(exponent))
+    if trace is not None:
+        trace.losses[:] = torch.stack(losses).tolist()
+        trace.norms[:] = torch.stack(norms[::-1]).tolist()
+    return lam, exponent
+
+
+def take(batches: Iterable[Any], steps: int | None) -> Iterable[Any]:
+    """steps + 1 batches from any iterable, or all of them; an error where there are too few."""
+    if steps is not None and (not isinstance(steps, int) or steps < 0):
+        raise SettingError(f"steps={steps!r}: use a whole number, 0 or more")
+    try:
+        iterator = iter(batches)
+    except TypeError:
+        raise BatchError(
+            f"batches must be an iterable of batches, such as a DataLoader or a list; got {type(batches).__name__}"
+        ) from None
+    count = 0
+    for _ in itertools.count() if steps is None else range(steps + 1):
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            break
+        count += 1
+        yield batch
+    if count == 0:
+        raise BatchError("batches is empty; pass at least one batch (was it an iterator that is used up?)")
+    if steps is not None and count < steps + 1:
+        raise BatchError(
+            f"batches holds {count}, and {steps} steps need {steps + 1} (one a step and one for the final loss); "
+            "pass more batches, or lower steps"
+        )
+
+
+def _add(a: Params, b: Params) -> Params:
+    return dict(zip(a, torch._foreach_add(list(a.values()), [b[name] for name in a]), strict=True))
+
+
+def _norm(lam: Params) -> Tensor:
+    norms = torch._foreach_norm(list(lam.values()))
+    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float64) for n in norms]))
+
+
+def _rescale(lam: Params, lam_state: State) -> tuple[Params, State, Tensor]:
+    """Divide all cotangents by one power of two, so that the largest entry of lam is near 1: exact, and no overflow."""
+    largest = torch._foreach_norm(list(lam.values()), float("inf"))
+    size = torch.stack([s.to(largest[0].device, torch.float64) for s in largest]).max()
+    usable = torch.isfinite(size) & (size > 0)
+    shift = torch.where(usable, torch.floor(torch.log2(torch.where(usable, size, 1.0))), 0.0)
+    factor = torch.exp2(-shift)
+    scale = lambda t: t * factor.to(t.device, t.dtype)  # noqa: E731
+    return (
+        {name: scale(t) for name, t in lam.items()},
+        {name: tuple(scale(t) for t in parts) for name, parts in lam_state.items()},
+        shift,
+    )
+
+
+def _check_losses(losses: list[Tensor], total: int) -> None:
+    values = torch.stack([value.to(losses[0].device) for value in losses])
+    bad = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
+    if not bad:
+        return
+    first = bad[0]
+    where = f"after all {total} steps" if first == total and total else f"at step {first} of {total}"
+    remedy = (
+        "check the batch and the loss at the initial weights"
+        if first == 0
+        else 'the inner training diverged: lower its learning rate (lr="auto" finds a stable one)'
+    )
+    raise LossError(f"the loss is {values[first].item()} {where}; {remedy}")

@@ -1,0 +1,281 @@
+"""Gradient and Hessian-vector product of one batch, or of one batch in pieces."""
+
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Literal, cast
+
+import torch
+import torch.autograd.forward_ad as fwad
+from torch import Tensor
+
+from prospr.errors import BatchError, DerivativeError, InexactWarning, LossError, SettingError
+from prospr.meta.kernels import ForwardOverReverse, ReverseOverReverse, without_weight_gradients
+from prospr.meta.loss import Params, PureLoss, replay
+
+__all__ = ["Mode", "Products", "gradient", "hvp"]
+
+Mode = Literal["auto", "reverse", "forward"]
+Loss = Callable[[Params, Any], Tensor]
+
+# What PyTorch says where an operation has no derivative of the kind asked for.
+_MISSING = (
+    "is not implemented",
+    "not support",
+    "not yet support",
+    "no forward",
+    "forward AD",
+    "double backward",
+)
+
+
+def gradient(
+    loss: Loss, params: Mapping[str, Tensor], batch: Any, *, micro_batch: int | None = None, seed: int = 0
+) -> tuple[Tensor, Params]:
+    """The loss of one batch and its gradient.
+
+    >>> import torch, prospr
+    >>> value, grads = prospr.meta.gradient(lambda p, x: (p["w"] ** 3 * x).sum(), {"w": torch.tensor([2.0])}, 5.0)
+    >>> value.item(), grads["w"].item()
+    (40.0, 60.0)
+    """
+    return Products(loss, micro_batch=micro_batch, seed=seed).gradient(params, batch)
+
+
+def hvp(
+    loss: Loss,
+    params: Mapping[str, Tensor],
+    batch: Any,
+    vector: Mapping[str, Tensor],
+    *,
+    mode: Mode = "auto",
+    micro_batch: int | None = None,
+    seed: int = 0,
+) -> Params:
+    """The product of the loss's Hessian with `vector`.
+
+    `mode`: "reverse" (two backward passes: least memory, most operations), "forward" (dual numbers through one
+    backward pass), or "auto": reverse, and forward for a loss that reverse cannot differentiate.
+
+    >>> import torch, prospr
+    >>> w, v = {"w": torch.tensor([2.0])}, {"w": torch.tensor([10.0])}
+    >>> prospr.meta.hvp(lambda p, x: (p["w"] ** 3 * x).sum(), w, 5.0, v)["w"].item()     # 6 w x v
+    600.0
+    """
+    return Products(loss, mode=mode, micro_batch=micro_batch, seed=seed).hvp(params, batch, vector)
+
+
+class Products:
+    """Derivatives of one loss, with random numbers that depend on (seed, step) alone."""
+
+    def __init__(self, loss: Loss, *, mode: Mode = "auto", micro_batch: int | None = None, seed: int = 0) -> None:
+        if mode not in ("auto", "reverse", "forward"):
+            raise SettingError(f"mode={mode!r}: use 'auto', 'reverse' or 'forward'")
+        if micro_batch is not None and micro_batch < 1:
+            raise SettingError(f"micro_batch={micro_batch}: use a whole number of samples, at least 1")
+        self.loss = loss
+        self.mode: Mode = mode
+        self.micro_batch = micro_batch
+        self.seed = seed
+        # Channels last is what convolutions run fastest in. A network that calls .view on its activations cannot have
+        # it; the first evaluation finds out.
+        self.layout = torch.channels_last
+        if micro_batch is not None and isinstance(loss, PureLoss) and (mixed := loss.batch_statistics()):
+            warnings.warn(
+                f"micro_batch={micro_batch} is not exact here: {_some(mixed)} take statistics over the batch, and "
+                "now see only a piece of it. Leave micro_batch out, use activation checkpointing to save memory, "
+                "or put these layers in eval mode.",
+                InexactWarning,
+                stacklevel=2,
+            )
+
+    def laid_out(self, params: Mapping[str, Tensor]) -> Params:
+        """The parameters, detached, in the memory layout that is evaluated."""
+        return {
+            name: p.detach().contiguous(memory_format=self.layout) if p.dim() == 4 else p.detach()
+            for name, p in params.items()
+        }
+
+    def gradient(self, params: Mapping[str, Tensor], batch: Any, step: int = 0) -> tuple[Tensor, Params]:
+        """The loss and its gradient; zeros for parameters that play no part."""
+        value: Tensor | None = None
+        total: Params = {}
+        for fraction, piece, seed in self._pieces(batch, step):
+            loss, grads = self._in_layout(self._gradient, params, piece, step, seed)
+            value = _accumulate(value, loss, fraction)
+            total = _add(total, grads, fraction)
+        return cast(Tensor, value), total
+
+    def hvp(self, params: Mapping[str, Tensor], batch: Any, vector: Mapping[str, Tensor], step: int = 0) -> Params:
+        """The Hessian of the loss times `vector`."""
+        total: Params = {}
+        for fraction, piece, seed in self._pieces(batch, step):
+            product = self._in_layout(self._hvp, params, piece, vector, step, seed)
+            total = _add(total, product, fraction)
+        return total
+
+    def _gradient(self, params, batch, step: int, seed: int) -> tuple[Tensor, Params]:
+        with self._evaluation(params, seed, nullcontext()) as leaves:
+            loss = self._value(leaves, batch, step)
+            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return loss.detach(), dict(zip(leaves, grads, strict=True))
+
+    def _in_layout(self, function: Callable, *args):
+        try:
+            return function(*args)
+        except RuntimeError as error:
+            if self.layout is torch.contiguous_format or "view size is not compatible" not in str(error):
+                raise
+        self.layout = torch.contiguous_format
+        return function(*args)
+
+    def _hvp(self, params, batch, vector, step: int, seed: int) -> Params:
+        ways = {"reverse": self._reverse_over_reverse, "forward": self._forward_over_reverse}
+        missing: Exception | None = None
+        for mode, product in ways.items() if self.mode == "auto" else [(self.mode, ways[self.mode])]:
+            try:
+                result = product(params, batch, vector, step, seed)
+            except RuntimeError as error:  # NotImplementedError is one
+                if isinstance(error, torch.OutOfMemoryError) or not any(sign in str(error) for sign in _MISSING):
+                    raise
+                missing = missing or error
+            else:
+                self.mode = cast(Mode, mode)  # what worked once is not asked again
+                return result
+        raise DerivativeError(
+            f"an operation of the network has no second derivative (mode={self.mode!r}): {missing}. "
+            'Use order="first", which needs none, or replace the operation'
+        ) from missing
+
+    def _reverse_over_reverse(self, params, batch, vector, step: int, seed: int) -> Params:
+        with self._evaluation(params, seed, ReverseOverReverse()) as leaves:
+            loss = self._value(leaves, batch, step)
+            inputs = list(leaves.values())
+            with without_weight_gradients():
+                grads = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
+            # A gradient that is constant in the parameters has no second derivative to add.
+            outputs = [
+                (g, vector[name]) for name, g in zip(leaves, grads, strict=True) if g is not None and g.requires_grad
+            ]
+            if not outputs:
+                return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+            products = torch.autograd.grad(
+                [g for g, _ in outputs],
+                inputs,
+                [v for _, v in outputs],
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        return dict(zip(leaves, products, strict=True))
+
+    def _forward_over_reverse(self, params, batch, vector, step: int, seed: int) -> Params:
+        with self._evaluation(params, seed, ForwardOverReverse()) as leaves, fwad.dual_level():
+            duals = {name: fwad.make_dual(leaf, vector[name]) for name, leaf in leaves.items()}
+            with _holding(self.loss, duals):
+                loss = self._value(duals, batch, step)
+                grads = torch.autograd.grad(loss, list(duals.values()), allow_unused=True, materialize_grads=True)
+            tangents = [fwad.unpack_dual(g).tangent for g in grads]
+            return {
+                name: torch.zeros_like(leaf) if t is None else t.detach()
+                for (name, leaf), t in zip(leaves.items(), tangents, strict=True)
+            }
+
+    @contextmanager
+    def _evaluation(self, params: Mapping[str, Tensor], seed: int, kernels) -> Generator[Params]:
+        """Fresh leaves, held in the module until the gradients are taken; the random numbers of this step."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(replay(seed, sorted({p.device for p in params.values()}, key=str)))
+            leaves = {name: p.requires_grad_() for name, p in self.laid_out(params).items()}
+            stack.enter_context(_holding(self.loss, leaves))
+            stack.enter_context(kernels)
+            yield leaves
+
+    def _value(self, leaves: Params, batch: Any, step: int) -> Tensor:
+        value = self.loss(leaves, batch)
+        if not isinstance(value, Tensor):
+            raise LossError(f"the loss returned a {type(value).__name__}; it must return a scalar tensor")
+        if value.dim() != 0:
+            raise LossError(
+                f"the loss returned a tensor of shape {tuple(value.shape)} at step {step}; "
+                "reduce it to a scalar, for instance with .mean()"
+            )
+        if not value.requires_grad:
+            raise LossError(
+                "the loss does not depend on any parameter that is trained: is it computed under torch.no_grad(), "
+                "detached, or are all parameters frozen?"
+            )
+        return value
+
+    def _pieces(self, batch: Any, step: int) -> Iterator[tuple[float, Any, int]]:
+        """(share of the batch, piece, seed): one piece, or micro-batches."""
+        seed = (self.seed * 1_000_003 + step) % 2**31
+        if self.micro_batch is None:
+            yield 1.0, batch, seed
+            return
+        size = batch_size(batch)
+        for start in range(0, size, self.micro_batch):
+            stop = min(start + self.micro_batch, size)
+            yield (stop - start) / size, _slice(batch, size, start, stop), (seed + 7919 * start) % 2**31
+
+
+def batch_size(batch: Any) -> int:
+    """The first dimension of the first tensor in a batch."""
+    for leaf in _leaves(batch):
+        if leaf.dim() > 0:
+            return leaf.shape[0]
+    raise BatchError("micro_batch needs batches that hold tensors with a first dimension to split")
+
+
+def _leaves(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _leaves(value)
+    elif isinstance(batch, (tuple, list)):
+        for item in batch:
+            yield from _leaves(item)
+
+
+def _slice(batch: Any, size: int, start: int, stop: int) -> Any:
+    if isinstance(batch, Tensor):
+        if batch.dim() == 0:
+            return batch
+        if batch.shape[0] != size:
+            raise BatchError(
+                f"micro_batch cannot split a batch whose tensors differ in their first dimension "
+                f"({size} and {batch.shape[0]}); leave micro_batch out"
+            )
+        return batch[start:stop]
+    if isinstance(batch, Mapping):
+        return {key: _slice(value, size, start, stop) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        parts = [_slice(item, size, start, stop) for item in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
+
+
+@contextmanager
+def _holding(loss: Loss, params: Params) -> Generator[None]:
+    if isinstance(loss, PureLoss):
+        with loss.swapped(params):
+            yield
+    else:
+        yield
+
+
+def _accumulate(total: Tensor | None, value: Tensor, fraction: float) -> Tensor:
+    scaled = value if fraction == 1.0 else value * fraction
+    return scaled if total is None else total + scaled
+
+
+def _add(total: Params, term: Params, fraction: float) -> Params:
+    if fraction == 1.0:
+        return term
+    return {name: _accumulate(total.get(name), t, fraction) for name, t in term.items()}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

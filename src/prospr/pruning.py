@@ -1,0 +1,146 @@
+"""The two verbs: `score` a model, `prune` a model."""
+
+import itertools
+import warnings
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from prospr.errors import BatchError, CollapseError, CollapseWarning, SettingError
+from prospr.masks.inspect import inspect_call
+from prospr.masks.masks import Masks
+from prospr.masks.reach import Call
+from prospr.masks.select import Scope, select
+from prospr.meta.loss import ModelLoss, PureLoss, cross_entropy, replay, unwrap
+from prospr.methods import Method, find
+from prospr.scores.base import Problem, Score, Scores, Which
+from prospr.scores.base import prunable as find_prunable
+
+__all__ = ["prune", "score"]
+
+
+def score(
+    model: nn.Module,
+    batches: Iterable[Any] | None = None,
+    *,
+    method: str | Score | Method = "prospr",
+    loss: ModelLoss = cross_entropy,
+    prunable: Which = None,
+    seed: int = 0,
+) -> Scores:
+    """What every prunable weight is worth, as {parameter name: tensor of its shape}. The model is not changed.
+
+    batches: any iterable of batches, such as a DataLoader; as many are read as the method needs.
+    loss: `loss(model, batch) -> scalar tensor`; cross-entropy of (inputs, targets) by default.
+    prunable: which parameters; see `prospr.prunable`.
+
+    A model in eval mode is scored in train mode, as it will be trained; one in train mode exactly as it is.
+    """
+    model = unwrap(model)
+    names = tuple(find_prunable(model, prunable))
+    with replay(None, _devices(model)):
+        return find(method).score.score(Problem(model, names, batches, loss, seed))
+
+
+def prune(
+    model: nn.Module,
+    batches: Iterable[Any] | None,
+    sparsity: float,
+    *,
+    method: str | Score | Method = "prospr",
+    loss: ModelLoss = cross_entropy,
+    prunable: Which = None,
+    scope: Scope | None = None,
+    keep_per_layer: int = 0,
+    seed: int = 0,
+    collapse: Literal["error", "warn", "ignore"] = "error",
+) -> Masks:
+    """Prune `model` in place before it is trained; it stays sparse while it trains. Returns the masks.
+
+    sparsity: the share of prunable weights that go, 0.95 for 95 %.
+    scope, keep_per_layer: see `prospr.select`; the method says which scope by default.
+    collapse: what to do where pruning cuts every path from input to output. A layer that empties beside a skip
+        connection is a warning. After an error the model is as it was.
+
+    >>> import torch, prospr
+    >>> model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
+    >>> batches = [(torch.randn(32, 20), torch.randint(0, 3, (32,))) for _ in range(4)]
+    >>> masks = prospr.prune(model, batches, sparsity=0.9)
+    >>> masks
+    Masks(2 layers, 115 of 1150 kept, sparsity 0.9000)
+    """
+    if collapse not in ("error", "warn", "ignore"):
+        raise SettingError(f"collapse={collapse!r}: use 'error', 'warn' or 'ignore'")
+    if not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
+        raise SettingError(f"sparsity={sparsity!r}: use a number from 0 up to, not including, 1 (0.95 prunes 95 %)")
+    plain = unwrap(model)
+    chosen = find(method)
+    with replay(None, _devices(plain)):
+        call = None
+        if batches is not None and collapse != "ignore":
+            try:
+                rest = iter(batches)
+            except TypeError:
+                raise BatchError(
+                    f"batches must be an iterable of batches, such as a DataLoader; got {type(batches).__name__}"
+                ) from None
+            first = list(itertools.islice(rest, 1))
+            call = _call_of(plain, loss, first[0]) if first else None
+            batches = itertools.chain(first, rest)
+        scores = score(plain, batches, method=chosen, loss=loss, prunable=prunable, seed=seed)
+        masks = select(scores, sparsity, scope=scope or chosen.scope, keep_per_layer=keep_per_layer)
+        if collapse != "ignore":
+            _check_collapse(plain, masks, call, collapse)
+    masks.apply(plain)
+    return masks
+
+
+def _devices(model: nn.Module) -> list[torch.device]:
+    return sorted({p.device for p in model.parameters()}, key=str)
+
+
+class _Seen(Exception):
+    """Carries what the model was called with out of the loss, before anything is computed."""
+
+
+def _call_of(model: nn.Module, loss: ModelLoss, batch: Any) -> Call | None:
+    """The arguments `loss` calls the model with; None where it does not call the model itself."""
+
+    def look(_, args, kwargs):
+        raise _Seen(args, kwargs)
+
+    pure = PureLoss(model, loss)
+    handle = model.register_forward_pre_hook(look, with_kwargs=True, prepend=True)
+    try:
+        with torch.no_grad(), replay(0, _devices(model)):
+            pure(pure.params(), batch)
+    except _Seen as seen:
+        args, kwargs = seen.args
+        return _one_sample(args), _one_sample(kwargs)
+    finally:
+        handle.remove()
+    return None
+
+
+def _one_sample(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[:1] if value.dim() > 1 else value
+    if isinstance(value, dict):
+        return {key: _one_sample(item) for key, item in value.items()}
+    return type(value)(_one_sample(item) for item in value) if type(value) in (tuple, list) else value
+
+
+def _check_collapse(model: nn.Module, masks: Masks, call: Call | None, collapse: str) -> None:
+    empty = masks.empty()
+    connected = inspect_call(model, masks, call).connected if call is not None else None
+    what = ", ".join(f"{name}: 0 of {masks[name].numel()} weights kept" for name in empty) or "no layer is empty"
+    remedy = "lower the sparsity, pass keep_per_layer=1 (or more), or use another method or scope"
+    if connected is False and collapse == "error":
+        raise CollapseError(f"no path is left from the network's input to its output ({what}); {remedy}")
+    if connected is False:
+        warnings.warn(f"no path is left from input to output ({what}); {remedy}", CollapseWarning, stacklevel=3)
+    elif empty:
+        around = "a skip connection carries the signal around" if connected else "unknown whether a path is left"
+        warnings.warn(f"{what} ({around}); {remedy}", CollapseWarning, stacklevel=3)

@@ -1,0 +1,124 @@
+"""What every score has in common."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prospr.errors import BatchError, ModelError, ScoreError
+from prospr.meta.loss import ModelLoss, cross_entropy, unwrap
+
+__all__ = ["Problem", "Score", "Scores", "prunable"]
+
+Scores = dict[str, Tensor]
+Which = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
+
+_LINEAR_MAPS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
+
+
+def prunable(model: nn.Module, which: Which = None) -> dict[str, nn.Parameter]:
+    """The parameters that may be pruned, by name.
+
+    By default every weight of a convolution or Linear layer, and the matrices of attention and recurrent layers;
+    never a bias, a norm layer, an embedding, or a frozen parameter. A weight that is used twice counts once. `which`
+    chooses otherwise: names, or a function of (name, parameter).
+
+    >>> import torch, prospr
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4))
+    >>> list(prospr.prunable(net))
+    ['0.weight']
+    """
+    model = unwrap(model)
+    named = dict(model.named_parameters())
+    if which is None:
+        matrices = {id(p) for module in model.modules() for p in _matrices(module)}
+        chosen = {name: p for name, p in named.items() if id(p) in matrices and p.requires_grad}
+    elif callable(which):
+        chosen = {name: p for name, p in named.items() if which(name, p)}
+    else:
+        wanted = list(which)
+        for name in wanted:
+            if name not in named:
+                raise ModelError(f"prunable names {name!r}, which is not a parameter; the model has {_some(named)}")
+        chosen = {name: p for name, p in named.items() if name in set(wanted)}
+    if not chosen:
+        raise ModelError(
+            f"{type(model).__name__} has nothing to prune: no trainable weight of a convolution or Linear layer"
+            if which is None
+            else f"prunable= chose none of the {len(named)} parameters: {_some(named)}"
+        )
+    for name, p in chosen.items():
+        if not p.is_floating_point():
+            raise ModelError(f"{name}: a parameter of type {p.dtype} cannot be pruned")
+    return chosen
+
+
+def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
+    for attribute, p in module._parameters.items():
+        if p is None or p.dim() < 2:
+            continue
+        if isinstance(module, _LINEAR_MAPS):
+            if attribute == "weight":
+                yield p
+        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)) and p is not getattr(
+            module, "bias_k", None
+        ):
+            yield p
+
+
+def _some(named: Mapping[str, Any]) -> str:
+    names = list(named)
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a score may look at."""
+
+    model: nn.Module
+    names: tuple[str, ...]  # of the prunable parameters
+    batches: Iterable[Any] | None = None
+    loss: ModelLoss = field(default=cross_entropy)
+    seed: int = 0
+
+    def weights(self) -> Scores:
+        named = dict(self.model.named_parameters())
+        return {name: named[name].detach() for name in self.names}
+
+    def data(self) -> Iterable[Any]:
+        if self.batches is None:
+            raise BatchError("this method looks at data; pass batches, for instance a DataLoader")
+        return self.batches
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a weight is worth. A subclass defines `saliency`.
+
+    >>> import torch, prospr
+    >>> class Small(prospr.Score):                 # keeps the smallest weights
+    ...     def score(self, problem):
+    ...         return {name: -w.abs() for name, w in problem.weights().items()}
+    >>> net = torch.nn.Linear(4, 1, bias=False)
+    >>> with torch.no_grad(): _ = net.weight.copy_(torch.tensor([[1., -2., 3., -4.]]))
+    >>> prospr.prune(net, None, sparsity=0.5, method=Small())["weight"].tolist()
+    [[True, True, False, False]]
+    """
+
+    def saliency(self, problem: Problem) -> Scores:
+        """A signed number a weight, such as the derivative of a loss with respect to its mask."""
+        raise NotImplementedError(f"{type(self).__name__} must define saliency(problem) or score(problem)")
+
+    def score(self, problem: Problem) -> Scores:
+        """What selection ranks, larger is kept: the size of the saliency, as a share of the whole."""
+        saliency = self.saliency(problem)
+        for name, s in saliency.items():
+            if not torch.isfinite(s).all():
+                bad = int((~torch.isfinite(s)).sum())
+                raise ScoreError(f"{name}: {bad} of {s.numel()} scores are NaN or infinite; check the loss and data")
+        sizes = {name: s.abs() for name, s in saliency.items()}
+        sums = [s.sum(dtype=torch.float64).cpu() for s in sizes.values()]
+        total = torch.stack(sums).sum()
+        return {name: (s / total.to(s.device, s.dtype)) if total > 0 else s for name, s in sizes.items()}

@@ -1,0 +1,119 @@
+"""ProsPr: how much a weight matters after a few steps of training (Alizadeh et al., ICLR 2022)."""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from prospr.errors import BatchError, SettingError
+from prospr.meta.curvature import stable_lr
+from prospr.meta.loss import pure_loss, training_mode
+from prospr.meta.metagrad import Order, Trace, adjoint
+from prospr.meta.optimizers import SGD, Optimizer
+from prospr.meta.products import Mode, Products
+from prospr.meta.trajectory import Store
+from prospr.scores.base import Problem, Score, Scores
+
+__all__ = ["ProsPr", "Snip"]
+
+
+@dataclass(frozen=True)
+class ProsPr(Score):
+    """|dL(w_M, D_M) / dc|, where w_0 = c w_init and w_M comes from M steps of SGD; equation 10 of the paper.
+
+    steps: M; M + 1 batches are read. 0 is SNIP.
+    lr: of the inner steps; "auto" is kappa / |lambda|, lambda the Hessian's largest eigenvalue in size.
+    momentum, dampening, nesterov, weight_decay: as in torch.optim.SGD.
+    order: "exact", or "first": the M steps are taken, all curvature is dropped.
+    detach_first: cut the first momentum buffer, as the published code does.
+    same_batch: all steps see the first batch, as in the paper's table on the number of steps.
+    optimizer: inner steps by another optimizer, such as prospr.meta.AdamW(lr=1e-3), in place of SGD.
+    store, mode, micro_batch, trace: see prospr.meta.metagrad.
+
+    >>> import torch, prospr
+    >>> batches = [(torch.randn(8, 5), torch.randint(0, 3, (8,))) for _ in range(4)]
+    >>> scores = prospr.score(torch.nn.Linear(5, 3), batches, method=prospr.ProsPr(steps=3, lr=0.1, momentum=0.9))
+    >>> round(sum(s.sum().item() for s in scores.values()), 4)
+    1.0
+    """
+
+    steps: int = 3
+    lr: float | Literal["auto"] = "auto"
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    order: Order = "exact"
+    detach_first: bool = False
+    same_batch: bool = False
+    kappa: float = 1.0
+    optimizer: Optimizer | None = None
+    store: Store = "device"
+    mode: Mode = "auto"
+    micro_batch: int | None = None
+    trace: Trace | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or self.steps < 0:
+            raise SettingError(f"ProsPr(steps={self.steps!r}): use a whole number, 0 or more")
+        if isinstance(self.lr, str) and self.lr != "auto":
+            raise SettingError(f"ProsPr(lr={self.lr!r}): use a number or 'auto'")
+        self._optimizer(0.1 if self.lr == "auto" else self.lr)  # its settings are checked now, not after the scoring
+
+    def saliency(self, problem: Problem) -> Scores:
+        loss = pure_loss(problem.model, problem.loss)
+        params = loss.params()
+        batches: Iterable[Any] = problem.data()
+        if self.same_batch or (self.lr == "auto" and self.steps > 0):
+            batches = iter(batches)
+            first = next(batches, None)
+            if first is None:
+                raise BatchError("batches is empty; pass at least one batch")
+            batches = [first] * (self.steps + 1) if self.same_batch else itertools.chain([first], batches)
+        with training_mode(problem.model):
+            lr = self.lr
+            if lr == "auto":
+                lr = self._stable_lr(loss, params, first, problem.seed) if self.steps > 0 else 0.0
+            products = Products(loss, mode=self.mode, micro_batch=self.micro_batch, seed=problem.seed)
+            lam, _ = adjoint(
+                products,
+                params,
+                batches,
+                self._optimizer(lr),
+                steps=self.steps,
+                order=self.order,
+                store=self.store,
+                trace=self.trace,
+            )
+        # c enters at w_0 = c w_init alone, so dL/dc = w_init dL/dw_0
+        return {name: params[name] * lam[name] for name in problem.names}
+
+    def _optimizer(self, lr: float) -> Optimizer:
+        if self.optimizer is not None:
+            return self.optimizer
+        return SGD(lr, self.momentum, self.dampening, self.weight_decay, self.nesterov, self.detach_first)
+
+    def _stable_lr(self, loss, params: dict[str, Tensor], batch: Any, seed: int) -> float:
+        if self.optimizer is not None:
+            return 0.0  # it has its own
+        return stable_lr(loss, params, batch, kappa=self.kappa, mode=self.mode, micro_batch=self.micro_batch, seed=seed)
+
+
+@dataclass(frozen=True)
+class Snip(Score):
+    """|w dL/dw| on the first batch (Lee et al., ICLR 2019): ProsPr with no steps.
+
+    >>> import torch, prospr
+    >>> net, batch = torch.nn.Linear(5, 3), (torch.randn(8, 5), torch.randint(0, 3, (8,)))
+    >>> a = prospr.score(net, [batch], method="snip")
+    >>> b = prospr.score(net, [batch], method=prospr.ProsPr(steps=0))
+    >>> torch.equal(a["weight"], b["weight"])
+    True
+    """
+
+    micro_batch: int | None = None
+
+    def saliency(self, problem: Problem) -> Scores:
+        return ProsPr(steps=0, micro_batch=self.micro_batch).saliency(problem)
