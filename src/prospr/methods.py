@@ -50,6 +50,6 @@ def find(method: "str | Score | Method") -> Method:
         return method
     if isinstance(method, Score):
         return Method(method)
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise SettingError(f"method={method!r} is not known; use one of {', '.join(_METHODS)}, or a prospr.Score")
     return _METHODS[method]

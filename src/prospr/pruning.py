@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from prospr.errors import BatchError, CollapseError, CollapseWarning, SettingError
-from prospr.masks.inspect import inspect_call
 from prospr.masks.masks import Masks
-from prospr.masks.reach import Call
+from prospr.masks.reach import Call, reach
 from prospr.masks.select import Scope, select
 from prospr.meta.loss import ModelLoss, PureLoss, cross_entropy, replay, unwrap
 from prospr.methods import Method, find
@@ -114,11 +113,10 @@ def _call_of(model: nn.Module, loss: ModelLoss, batch: Any) -> Call | None:
     pure = PureLoss(model, loss)
     handle = model.register_forward_pre_hook(look, with_kwargs=True, prepend=True)
     try:
-        with torch.no_grad(), replay(0, _devices(model)):
+        with replay(0, _devices(model)):
             pure(pure.params(), batch)
     except _Seen as seen:
-        args, kwargs = seen.args
-        return _one_sample(args), _one_sample(kwargs)
+        return seen.args
     finally:
         handle.remove()
     return None
@@ -132,9 +130,17 @@ def _one_sample(value: Any) -> Any:
     return type(value)(_one_sample(item) for item in value) if type(value) in (tuple, list) else value
 
 
+def _connected(model: nn.Module, masks: Masks, call: Call) -> bool | None:
+    for part in ((_one_sample(call[0]), _one_sample(call[1])), call):  # some models cannot take one sample of a batch
+        reached = reach(model, masks, part)
+        if reached is not None:
+            return reached.connected
+    return None
+
+
 def _check_collapse(model: nn.Module, masks: Masks, call: Call | None, collapse: str) -> None:
     empty = masks.empty()
-    connected = inspect_call(model, masks, call).connected if call is not None else None
+    connected = _connected(model, masks, call) if call is not None else None
     what = ", ".join(f"{name}: 0 of {masks[name].numel()} weights kept" for name in empty) or "no layer is empty"
     remedy = "lower the sparsity, pass keep_per_layer=1 (or more), or use another method or scope"
     if connected is False and collapse == "error":

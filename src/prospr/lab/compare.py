@@ -1,4 +1,4 @@
-"""Methods x sparsities x seeds, paired: for one seed every method starts from the same weights and sees the same data."""
+"""Methods x sparsities x seeds, paired: for one seed all methods start from the same weights and see the same data."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from prospr.lab.data import Augment, Batches, Dataset
 from prospr.lab.recipes import Recipe
 from prospr.lab.results import DENSE, Row
 from prospr.lab.train import train
+from prospr.methods import find
 
 Progress = Callable[[float, int, str], None]
 
@@ -25,6 +26,7 @@ class Comparison:
 
     `network(seed)` makes a network whose weights depend on the seed alone. `methods` maps a label to what
     `prospr.score` takes as its method: a name or an object. Scores are taken on batches of `score_batch_size`.
+    On a GPU, `network` gives a network that is there and `data` is moved with `data.to("cuda")`.
     """
 
     network: Callable[[int], nn.Module]
@@ -100,7 +102,7 @@ def _rows(comparison: Comparison, tick: Callable[[float, str], None]) -> Iterato
             for sparsity in comparison.sparsities:
                 row = Row(label, sparsity, seed, score_seconds=seconds)
                 try:
-                    masks = prospr.select(scores, sparsity=sparsity)
+                    masks = prospr.select(scores, sparsity=sparsity, scope=find(method).scope)
                     yield _train(comparison, row, masks, tick)
                 except PruningError as error:
                     yield replace(row, error=_reason(error))

@@ -57,7 +57,7 @@ def digits() -> Dataset:
     >>> len(data.train), len(data.test), tuple(data.train.images.shape[1:])
     (1437, 360, (1, 8, 8))
     """
-    packed = resources.files("prospr.lab").joinpath("data_files", "digits.gz").read_bytes()
+    packed = (resources.files("prospr.lab") / "data_files" / "digits.gz").read_bytes()
     labels, pixels = _unpack_digits(gzip.decompress(packed))
     by_class = labels.argsort(stable=True)
     is_test = torch.arange(DIGITS_COUNT) % 5 == 0
@@ -107,7 +107,7 @@ class CropFlip:
 
 @dataclass(frozen=True)
 class Batches:
-    """Shuffled batches of `(images, labels)`; the order and the augmentation of an epoch depend on `(seed, epoch)` alone.
+    """Shuffled batches of (images, labels); the order and augmentation of an epoch depend on (seed, epoch) alone.
 
     Iterating gives epoch 0, each time the same: an iterator that remembered how often it was used would make one
     method's training depend on whether another method looked at the data before. Training asks for `epoch(k)`.

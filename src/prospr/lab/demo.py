@@ -62,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--out", type=Path, default=Path("demo"), help="folder for the report (default: %(default)s)")
     result.add_argument("--seeds", type=_positive, default=3, help="networks per cell (default: %(default)s)")
-    result.add_argument("--quick", action="store_true", help="train for two epochs only: a look at the report in seconds")
+    result.add_argument(
+        "--quick", action="store_true", help="train for two epochs only: a look at the report in seconds"
+    )
     return result
 
 

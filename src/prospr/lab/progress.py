@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -12,7 +12,7 @@ Report = Callable[[float, int, str], None]
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Report]:
+def progress_bar(title: str) -> Generator[Report, None, None]:
     """Give a function `report(done, total, text)`; `done` may be a fraction.
 
     >>> with progress_bar("training") as report:
@@ -27,19 +27,19 @@ def progress_bar(title: str) -> Iterator[Report]:
 
 
 @contextmanager
-def _rich_bar(title: str) -> Iterator[Report]:
+def _rich_bar(title: str) -> Generator[Report, None, None]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=None),
+        BarColumn(),
         TextColumn("{task.percentage:3.0f} %"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(compact=True),
         TextColumn("{task.fields[text]}", markup=False),
     )
-    with Progress(*columns, expand=True) as bar:
+    with Progress(*columns) as bar:
         task = bar.add_task(title, total=None, text="")
 
         def report(done: float, total: int, text: str) -> None:

@@ -12,7 +12,7 @@ class Recipe:
     Epochs are counted from 0, so `drops=(100, 150)` trains 100 epochs at `lr`, as the papers' tables mean it.
     Weight decay is on every parameter. `warmup` epochs raise the learning rate step by step from 0.
 
-    >>> Recipe(epochs=200, batch_size=256, lr=0.1, drops=(100, 150)).lr_at(120)
+    >>> round(Recipe(epochs=200, batch_size=256, lr=0.1, drops=(100, 150)).lr_at(120), 6)
     0.01
     """
 

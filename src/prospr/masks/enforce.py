@@ -6,7 +6,8 @@ costs nothing. What a gradient hook cannot see is caught behind it: after each s
 may hold momentum from before the pruning) and after each load_state_dict the pruned weights are zeroed again.
 """
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -19,15 +20,17 @@ from prospr.meta.loss import unwrap
 
 __all__ = ["applied", "apply", "remove"]
 
-_GUARDS = "_prospr_guards"  # a module's attribute: {parameter's attribute: Guard}
-_guarded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter -> Guard, for the optimizers' hook
+_GUARDS = "_prospr_guards"  # a module's attribute: {parameter's attribute: Guard}; tied weights share one Guard
+# parameter -> weak reference to its Guard, for the optimizers' hook. A Guard holds its parameter, so a strong one here
+# would keep every model that was ever pruned alive.
+_guarded: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class Guard:
-    """Keeps one parameter of one module at its mask; itself the hook on the parameter's gradient.
+    """Keeps one parameter at its mask, a buffer of `module`; itself the hook on the parameter's gradient.
 
-    It is an attribute of the module, so a deepcopy or a pickle of the module has its own, which puts itself on the new
-    parameter when it is made.
+    It is an attribute of every module that has the parameter, so a deepcopy or a pickle of the module has its own,
+    which puts itself on the new parameter when it is made.
     """
 
     __torch_unserializable__ = True  # tells torch that a parameter may be saved without this hook
@@ -39,7 +42,7 @@ class Guard:
         self._install()
 
     def _install(self) -> None:
-        _guarded[self.parameter] = self
+        _guarded[self.parameter] = weakref.ref(self)
         self.handle = self.parameter.register_hook(self) if self.parameter.requires_grad else None
 
     @property
@@ -75,17 +78,18 @@ def apply(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """See `Masks.apply`. Everything is checked before anything is changed."""
     model = unwrap(model)
     places = {name: _place(model, name, mask) for name, mask in masks.items()}
+    _refuse_two_masks_on_one_weight(places)
     for name, mask in masks.items():
         module, attribute = places[name]
-        p = module.get_parameter(attribute)
-        guards = module.__dict__.setdefault(_GUARDS, {})
-        module.register_buffer(f"{attribute}_mask", mask.detach().to(p.device, copy=True))
-        if not guards:
-            module.register_load_state_dict_pre_hook(_before_load)
-            module.register_load_state_dict_post_hook(_after_load)
-        if attribute not in guards:
-            guards[attribute] = Guard(module, attribute)
-        guards[attribute].zero()
+        guard = module.__dict__.get(_GUARDS, {}).get(attribute) or Guard(module, attribute)
+        guard.module.register_buffer(f"{guard.attribute}_mask", mask.detach().to(guard.parameter.device, copy=True))
+        for owner, key in _owners(model, guard.parameter):
+            if _GUARDS not in owner.__dict__:
+                owner.__dict__[_GUARDS] = {}
+                owner.register_load_state_dict_pre_hook(_before_load)
+                owner.register_load_state_dict_post_hook(_after_load)
+            owner.__dict__[_GUARDS][key] = guard
+        guard.zero()
 
 
 def remove(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
@@ -95,29 +99,39 @@ def remove(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     for name, (module, attribute) in places.items():
         if attribute not in module.__dict__.get(_GUARDS, {}):
             raise MaskError(f"{name}: there is no mask on this parameter; masks.apply(model) puts one on")
+    _refuse_two_masks_on_one_weight(places)
     for module, attribute in places.values():
-        guards = module.__dict__[_GUARDS]
-        guard = guards.pop(attribute)
+        guard = module.__dict__[_GUARDS][attribute]
         guard.zero()
         guard.release()
-        del module._buffers[f"{attribute}_mask"]
-        if not guards:
-            del module.__dict__[_GUARDS]
-            for hooks, ours in (
-                (module._load_state_dict_pre_hooks, _before_load),
-                (module._load_state_dict_post_hooks, _after_load),
-            ):
-                for key in [k for k, hook in hooks.items() if getattr(hook, "hook", hook) is ours]:
-                    del hooks[key]
+        del guard.module._buffers[f"{guard.attribute}_mask"]
+        for owner in model.modules():
+            _forget(owner, guard)
+
+
+def _forget(module: nn.Module, guard: Guard) -> None:
+    guards = module.__dict__.get(_GUARDS, {})
+    for attribute in [a for a, g in guards.items() if g is guard]:
+        del guards[attribute]
+    if guards or _GUARDS not in module.__dict__:
+        return
+    del module.__dict__[_GUARDS]
+    for hooks, ours in (
+        (module._load_state_dict_pre_hooks, _before_load),
+        (module._load_state_dict_post_hooks, _after_load),
+    ):
+        for key in [k for k, hook in hooks.items() if getattr(hook, "hook", hook) is ours]:
+            del hooks[key]
 
 
 def applied(model: nn.Module) -> dict[str, Tensor]:
-    """The masks on a model, by parameter name."""
+    """Copies of the masks on a model, by parameter name."""
     model = unwrap(model)
     found = {}
     for prefix, module in model.named_modules():
         for attribute, guard in module.__dict__.get(_GUARDS, {}).items():
-            found[f"{prefix}.{attribute}" if prefix else attribute] = guard.mask
+            if (guard.module, guard.attribute) == (module, attribute):
+                found[f"{prefix}.{attribute}" if prefix else attribute] = guard.mask.clone()
     if not found:
         raise MaskError(f"there are no masks on this {type(model).__name__}; prospr.prune or masks.apply puts them on")
     order = {name: i for i, (name, _) in enumerate(model.named_parameters(remove_duplicate=False))}
@@ -150,10 +164,27 @@ def _place(model: nn.Module, name: str, mask: Tensor) -> tuple[nn.Module, str]:
     return module, attribute
 
 
+def _owners(model: nn.Module, parameter: nn.Parameter) -> Iterator[tuple[nn.Module, str]]:
+    """Every place of the model where the parameter is: several, for a tied weight."""
+    for module in model.modules():
+        for attribute, p in module._parameters.items():
+            if p is parameter:
+                yield module, attribute
+
+
+def _refuse_two_masks_on_one_weight(places: Mapping[str, tuple[nn.Module, str]]) -> None:
+    first: dict[int, str] = {}
+    for name, (module, attribute) in places.items():
+        other = first.setdefault(id(module._parameters[attribute]), name)
+        if other != name:
+            raise MaskError(f"{name}: this is the same weight as {other} (they are tied); give one of the two a mask")
+
+
 def _before_load(module: nn.Module, state_dict, prefix: str, *_: Any) -> None:
     """A checkpoint without masks leaves the masks as they are."""
     for attribute, guard in module.__dict__.get(_GUARDS, {}).items():
-        state_dict.setdefault(f"{prefix}{attribute}_mask", guard.mask)
+        if (guard.module, guard.attribute) == (module, attribute):
+            state_dict.setdefault(f"{prefix}{attribute}_mask", guard.mask)
 
 
 def _after_load(module: nn.Module, _: Any) -> None:
@@ -165,10 +196,10 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if len(_guarded):
         for group in optimizer.param_groups:
             for p in group["params"]:
-                guard = _guarded.get(p)
+                reference = _guarded.get(p)
+                guard = reference() if reference is not None else None
                 if guard is not None:
-                    with torch.no_grad():
-                        p.mul_(guard.mask)
+                    guard.zero()
 
 
 register_optimizer_step_post_hook(_after_step)

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prospr.errors import MaskError
 from prospr.masks.masks import table
-from prospr.masks.reach import Call, _evaluation, effective_masks
+from prospr.masks.reach import Call, _evaluation, reach
 from prospr.meta.loss import PureLoss, replay, unwrap
 
 __all__ = ["Inspection", "Layer", "Threshold", "histogram", "inspect", "threshold"]
@@ -40,6 +40,7 @@ class Inspection:
     layers: tuple[Layer, ...]
     flops: int  # of the whole network, for the example it was inspected with
     sparse_flops: int
+    connected: bool | None  # whether any path leads from the input to the output; None where that is not known
 
     @property
     def density(self) -> float:
@@ -56,12 +57,6 @@ class Inspection:
     def empty(self) -> list[str]:
         """Layers that keep nothing."""
         return [layer.name for layer in self.layers if layer.kept == 0]
-
-    @property
-    def connected(self) -> bool | None:
-        """Whether any path leads from the input to the output; None where that is not known."""
-        density = self.effective_density
-        return None if density is None else density > 0
 
     def __str__(self) -> str:
         rows: list[tuple[Any, ...]] = [("layer", "shape", "kept", "of", "density", "effective", "dead", "MFLOPs")]
@@ -92,17 +87,13 @@ def inspect(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Insp
     2.weight  1x2       2   2  100.00%     50.00%   0/1    4e-06/4e-06
     total               4   8   50.00%     37.50%       8e-06/1.6e-05
     """
-    return inspect_call(model, masks, (example if isinstance(example, tuple) else (example,), {}))
-
-
-def inspect_call(model: nn.Module, masks: Mapping[str, Tensor], call: Call) -> Inspection:
-    """As `inspect`, for a model that is called with these (args, kwargs)."""
+    call: Call = (example if isinstance(example, tuple) else (example,), {})
     model = unwrap(model)
     named = dict(model.named_parameters())
     for name, mask in masks.items():
         if name not in named or named[name].shape != mask.shape:
             raise MaskError(f"{name}: this mask does not fit {type(model).__name__}; it belongs to another network")
-    effective = effective_masks(model, masks, call)
+    reached = reach(model, masks, call)
     total, by_module = _flops(model, call)
     layers = []
     for name, mask in masks.items():
@@ -113,11 +104,11 @@ def inspect_call(model: nn.Module, masks: Mapping[str, Tensor], call: Call) -> I
         )
         flops = by_module.get(path, 0) if alone else 0
         kept = int(mask.sum())
-        live = effective[name] if effective is not None else None
-        outputs = None
-        if live is not None:
+        live = outputs = None
+        if reached is not None and mask.dim() > 1:  # scales and biases are no edges of a path
+            live = reached.effective[name]
             axis = 1 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 0
-            outputs = int((~live.movedim(axis, 0).flatten(1).any(1)).sum()) if live.dim() > 1 else 0
+            outputs = int((~live.movedim(axis, 0).flatten(1).any(1)).sum())
         layers.append(
             Layer(
                 name,
@@ -130,13 +121,13 @@ def inspect_call(model: nn.Module, masks: Mapping[str, Tensor], call: Call) -> I
             )
         )
     saved = sum(layer.flops - layer.sparse_flops for layer in layers)
-    return Inspection(tuple(layers), total, total - saved)
+    return Inspection(tuple(layers), total, total - saved, reached.connected if reached is not None else None)
 
 
 @dataclass(frozen=True)
 class Threshold:
     """How sure the choice was. `margin` is the gap at the threshold as a share of it; `close` the share of the kept
-    weights whose score lies within one percent of it, which rounding on other hardware may decide otherwise."""
+    weights whose score lies within one percent of the smallest kept, which other hardware's rounding may reorder."""
 
     smallest_kept: float
     largest_pruned: float
@@ -158,8 +149,8 @@ def threshold(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Thre
     low = kept.min().item()
     high = pruned.max().item() if pruned.numel() else float("-inf")
     margin = (low - high) / abs(low) if low and pruned.numel() else float("inf") if not pruned.numel() else 0.0
-    close = ((kept - low).abs() <= 0.01 * abs(low)).double().mean().item() if kept.numel() > 1 else 1.0
-    return Threshold(low, high, margin, close if kept.numel() > 2 else 0.0)
+    within = int(((kept - low).abs() <= 0.01 * abs(low)).sum()) - 1  # the last weight kept is its own threshold
+    return Threshold(low, high, margin, within / kept.numel())
 
 
 def histogram(scores: Mapping[str, Tensor], bins: int = 50) -> tuple[Tensor, dict[str, Tensor]]:
@@ -186,8 +177,14 @@ def _flops(model: nn.Module, call: Call) -> tuple[int, dict[str, int]]:
     counter = FlopCounterMode(display=False)
     pure = PureLoss(model, lambda m, _: m(*call[0], **call[1]))
     devices = sorted({p.device for p in model.parameters()}, key=str)
-    with torch.no_grad(), replay(0, devices), _evaluation(model), counter:
-        pure(pure.params(), None)
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its operations are not counted
+    try:
+        with torch.no_grad(), replay(0, devices), _evaluation(model), counter:
+            pure(pure.params(), None)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
     root = type(model).__name__
     counts = {module: sum(ops.values()) for module, ops in counter.get_flop_counts().items()}
-    return counts.get("Global", 0), {m.removeprefix(f"{root}."): n for m, n in counts.items() if m != "Global"}
+    by_module = {"" if m == root else m.removeprefix(f"{root}."): n for m, n in counts.items() if m != "Global"}
+    return counts.get("Global", 0), by_module

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import prune as torch_prune
 
 from prospr.errors import MaskError
@@ -24,6 +25,11 @@ def to_torch(masks: Mapping[str, Tensor], model: nn.Module) -> None:
             raise MaskError(
                 f"{name}: this weight is shared by several modules, and torch.nn.utils.prune would untie it; "
                 "keep the masks on with masks.apply"
+            )
+        if isinstance(module, NonDynamicallyQuantizableLinear):
+            raise MaskError(
+                f"{name}: nn.MultiheadAttention reads this weight without calling its module, so the hook of "
+                "torch.nn.utils.prune never runs; keep the masks on with masks.apply"
             )
     for name, (module, attribute) in places.items():
         if attribute in module.__dict__.get(enforce._GUARDS, {}):

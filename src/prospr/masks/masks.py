@@ -37,6 +37,8 @@ class Masks(Mapping[str, Tensor]):
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
                 kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
                 raise MaskError(f"{name}: a mask must be a tensor of torch.bool, and is {kind}; use mask.bool()")
+            if mask.numel() == 0:
+                raise MaskError(f"{name}: a mask of shape {tuple(mask.shape)} has no entries; leave it out")
         if not masks:
             raise MaskError("there are no masks; make some with prospr.select(scores, sparsity)")
         self._masks = {name: mask.detach() for name, mask in masks.items()}

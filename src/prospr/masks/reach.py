@@ -7,6 +7,7 @@ is connected; a derivative that is exactly zero means no path.
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,50 +17,60 @@ from torch.overrides import TorchFunctionMode
 
 from prospr.meta.loss import PureLoss
 
-__all__ = ["Call", "effective_masks"]
+__all__ = ["Call", "Reach", "reach"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments a model is called with
 
 
-def effective_masks(model: nn.Module, masks: Mapping[str, Tensor], call: Call) -> dict[str, Tensor] | None:
-    """The kept weights that are on a path from input to output; None where the network cannot be traced this way.
+@dataclass(frozen=True)
+class Reach:
+    """What the signal reaches."""
+
+    effective: dict[str, Tensor]  # the kept weights on a path from input to output
+    connected: bool | None  # whether there is such a path at all, if only around the masked weights; None: not known
+
+
+def reach(model: nn.Module, masks: Mapping[str, Tensor], call: Call) -> Reach | None:
+    """Where a signal can go through the masked model; None where the network cannot be traced this way.
 
     A learned token or embedding counts as an input. A weight that only ever meets zero padding is on no path.
     """
-    for dtype in (
-        torch.float64,
-        None,
-    ):  # double keeps long products from underflowing; some models insist on their own
+    # double keeps long products from underflowing; some models insist on their own
+    for dtype in (torch.float64, None):
         try:
-            grads = _flow(model, masks, call, dtype)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, IndexError):
+            return _flow(model, masks, call, dtype)
+        except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError, ArithmeticError):
             continue
-        return {name: (grads[name] != 0) & mask.to(grads[name].device) for name, mask in masks.items()}
     return None
 
 
-def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torch.dtype | None) -> Reach:
     generator = torch.Generator().manual_seed(0)
+    sources: list[Tensor] = []
 
     def positive(like: Tensor) -> Tensor:
         noise = torch.rand(like.shape, generator=generator, dtype=torch.float64) + 0.5
         return noise.to(like.device, dtype or like.dtype)
 
     def prepare(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return positive(value) if value.is_floating_point() else value
+        if isinstance(value, Tensor) and value.is_floating_point():
+            sources.append(positive(value).requires_grad_())
+            return sources[-1].clone()  # the model may write into it
         if isinstance(value, dict):
             return {key: prepare(item) for key, item in value.items()}
         return type(value)(prepare(item) for item in value) if type(value) in (tuple, list) else value
 
     params: dict[str, Tensor] = {}
+    closed, embedded = _recurrent_biases(model), _embeddings(model)
     for name, p in model.named_parameters():
-        noise = positive(p.detach())
+        noise = positive(p.detach()) * (id(p) not in closed)
         if name in masks:
             mask = masks[name].to(p.device)
             fan_in = mask.flatten(1).sum(1).clamp(min=1) if mask.dim() > 1 else mask.sum().clamp(min=1)
             noise = noise * mask / fan_in.reshape(-1, *[1] * (mask.dim() - 1))  # activations stay near 1
-        params[name] = noise.requires_grad_(name in masks)
+        params[name] = noise.requires_grad_(name in masks or id(p) in embedded)
+        if id(p) in embedded:
+            sources.append(params[name])
     args, kwargs = prepare(call[0]), prepare(call[1])
     pure = PureLoss(model, lambda m, _: _total(m(*args, **kwargs)))
     with torch.enable_grad(), _evaluation(model), pure.swapped(params):
@@ -69,13 +80,27 @@ def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torc
                     module._buffers[key] = buffer.to(dtype or buffer.dtype)
         with _Open():
             out = pure._evaluate(None)
-        inputs = [params[name] for name in masks]
-        if not out.requires_grad:
-            return {name: torch.zeros_like(p) for name, p in zip(masks, inputs, strict=True)}
-        grads = torch.autograd.grad(out, inputs, allow_unused=True, materialize_grads=True)
+        inputs = [*(params[name] for name in masks), *sources]
+        if out.requires_grad:
+            grads = torch.autograd.grad(out, inputs, allow_unused=True, materialize_grads=True)
+        else:
+            grads = [torch.zeros_like(p) for p in inputs]
     if not all(torch.isfinite(g).all() for g in grads):
         raise ValueError("the traced signal is not finite")
-    return dict(zip(masks, grads, strict=True))
+    effective = {name: (g != 0) & mask.to(g.device) for (name, mask), g in zip(masks.items(), grads, strict=False)}
+    if any(bool(g.any()) for g in (*effective.values(), *grads[len(masks) :])):
+        return Reach(effective, connected=True)
+    return Reach(effective, connected=False if sources else None)
+
+
+def _recurrent_biases(model: nn.Module) -> set[int]:
+    """Their fused kernels add the biases themselves; every other bias is taken out where it is added."""
+    recurrent = (m for m in model.modules() if isinstance(m, (nn.RNNBase, nn.RNNCellBase)))
+    return {id(p) for m in recurrent for key, p in m._parameters.items() if p is not None and key.startswith("bias")}
+
+
+def _embeddings(model: nn.Module) -> set[int]:
+    return {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
 
 
 @contextmanager
@@ -203,7 +228,9 @@ for _f in _every("sigmoid", "sigmoid_", "hardsigmoid", "logsigmoid", "softmax", 
 for _d in (1, 2, 3):
     for _name in (f"conv{_d}d", f"conv_transpose{_d}d"):
         _OPEN[getattr(F, _name)] = _without_bias(getattr(F, _name))
-    _OPEN[getattr(torch, f"max_pool{_d}d")] = _mean_pool(getattr(torch, f"max_pool{_d}d"), getattr(F, f"avg_pool{_d}d"))
+    for _home in (F, torch):
+        _pool = getattr(_home, f"max_pool{_d}d")
+        _OPEN[_pool] = _mean_pool(_pool, getattr(F, f"avg_pool{_d}d"))
     for _name in (f"adaptive_max_pool{_d}d", f"_adaptive_max_pool{_d}d"):
         if hasattr(F, _name):
             _OPEN[getattr(F, _name)] = getattr(F, f"adaptive_avg_pool{_d}d")

@@ -4,6 +4,7 @@ One rule serves every method: exactly round(density x n) weights are kept, at le
 kept, by layer and then by position in it.
 """
 
+import functools
 import math
 import warnings
 from collections.abc import Mapping
@@ -77,7 +78,7 @@ def erk_densities(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict
 
 def _global(scores: Mapping[str, Tensor], kept: int, floor: int) -> dict[str, Tensor]:
     device = next(iter(scores.values())).device
-    dtype = max((s.dtype for s in scores.values()), key=lambda d: torch.finfo(d).bits)
+    dtype = functools.reduce(torch.promote_types, (s.dtype for s in scores.values()))
     flat = torch.cat([s.flatten().to(device, dtype) for s in scores.values()])
     sizes = [s.numel() for s in scores.values()]
     if floor:
@@ -147,7 +148,7 @@ def _check(scores: Mapping[str, Tensor]) -> None:
 def _warn_of_zeros(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
     kept = sum(int(m.sum()) for m in masks.values())
     zero = sum(int(((scores[name] == 0) & m).sum()) for name, m in masks.items())
-    if zero and any(s.min() >= 0 for s in scores.values()) and kept < sum(m.numel() for m in masks.values()):
+    if zero and all(s.min() >= 0 for s in scores.values()) and kept < sum(m.numel() for m in masks.values()):
         warnings.warn(
             f"{zero} of the {kept} weights kept have a score of exactly 0: beyond the others the choice among them "
             "is by position. Use more data or a higher sparsity",

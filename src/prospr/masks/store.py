@@ -4,7 +4,7 @@ import ctypes
 import json
 import os
 import struct
-import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,17 +31,16 @@ def save(masks: Mapping[str, Tensor], path: str | os.PathLike[str], notes: Mappi
         "notes": json.dumps({key: str(value) for key, value in notes.items()}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    temporary = path.parent / f".{uuid.uuid4().hex}.tmp"  # not tempfile's, which nobody else may read
     try:
         _write(tensors, temporary, metadata)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def _write(tensors: Mapping[str, Tensor], path: str, metadata: Mapping[str, str]) -> None:
+def _write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
     """The safetensors format, which is simple: safetensors' own writer needs NumPy, and the core does without."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
@@ -50,7 +49,7 @@ def _write(tensors: Mapping[str, Tensor], path: str, metadata: Mapping[str, str]
         header[name] = {"dtype": "BOOL", "shape": list(tensors[name].shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
+    with path.open("xb") as file:
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
         for name in sorted(tensors):
@@ -79,17 +78,21 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
                 )
             shapes = json.loads(metadata.get("shapes", "null"))
             notes = json.loads(metadata.get("notes", "{}"))
-            if not isinstance(shapes, dict) or not isinstance(notes, dict) or sorted(shapes) != sorted(file.keys()):
+            if not shapes or not isinstance(shapes, dict) or not isinstance(notes, dict):
+                raise MaskFileError(f"{path}: it announces no masks, or no notes; the file is damaged")
+            if sorted(shapes) != sorted(file.keys()):
                 raise MaskFileError(f"{path}: its table of shapes does not match its tensors; the file is damaged")
             masks = {name: file.get_tensor(name) for name in shapes}
-    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+    except MaskFileError:
+        raise
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:  # JSON's and Unicode's are ValueErrors
         raise MaskFileError(f"{path}: not a readable mask file ({error}); save the masks again") from error
     for name, mask in masks.items():
-        if mask.dtype != torch.bool or list(mask.shape) != shapes[name]:
+        if mask.dtype != torch.bool or list(mask.shape) != shapes[name] or mask.numel() == 0:
             raise MaskFileError(
                 f"{path}: {name} is {mask.dtype} of shape {list(mask.shape)}, and a bool mask of shape "
                 f"{shapes[name]} was announced; the file is damaged"
             )
-        if mask.numel() and mask.view(torch.uint8).max() > 1:
+        if mask.view(torch.uint8).max() > 1:
             raise MaskFileError(f"{path}: {name} holds bytes that are neither true nor false; the file is damaged")
     return masks, {str(key): str(value) for key, value in notes.items()}

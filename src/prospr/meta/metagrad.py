@@ -104,7 +104,8 @@ def adjoint(
         raise SettingError(f"order={order!r}: use 'exact' or 'first'")
     if not params:
         raise SettingError("metagrad got no parameters: are all of the model's parameters frozen?")
-    with replay(None, sorted({p.device for p in params.values()}, key=str)):  # a loader may draw random numbers
+    devices = sorted({p.device for p in params.values()}, key=str)
+    with torch.inference_mode(False), replay(None, devices):  # a loader may draw random numbers
         return _adjoint(products, params, batches, optimizer, steps, order, store, trace)
 
 

@@ -26,6 +26,7 @@ _MISSING = (
     "no forward",
     "forward AD",
     "double backward",
+    "Recomputed values",  # activation checkpointing forgets tangents
 )
 
 
@@ -124,7 +125,7 @@ class Products:
         try:
             return function(*args)
         except RuntimeError as error:
-            if self.layout is torch.contiguous_format or "view size is not compatible" not in str(error):
+            if self.layout == torch.contiguous_format or "view size is not compatible" not in str(error):
                 raise
         self.layout = torch.contiguous_format
         return function(*args)
@@ -152,21 +153,18 @@ class Products:
             loss = self._value(leaves, batch, step)
             inputs = list(leaves.values())
             with without_weight_gradients():
-                grads = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
+                grads = _grad([loss], inputs, [torch.ones_like(loss)], create_graph=True)
             # A gradient that is constant in the parameters has no second derivative to add.
             outputs = [
                 (g, vector[name]) for name, g in zip(leaves, grads, strict=True) if g is not None and g.requires_grad
             ]
             if not outputs:
                 return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-            products = torch.autograd.grad(
-                [g for g, _ in outputs],
-                inputs,
-                [v for _, v in outputs],
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        return dict(zip(leaves, products, strict=True))
+            products = _grad([g for g, _ in outputs], inputs, [v for _, v in outputs])
+            return {
+                name: torch.zeros_like(leaf) if p is None else p
+                for (name, leaf), p in zip(leaves.items(), products, strict=True)
+            }
 
     def _forward_over_reverse(self, params, batch, vector, step: int, seed: int) -> Params:
         with self._evaluation(params, seed, ForwardOverReverse()) as leaves, fwad.dual_level():
@@ -218,6 +216,22 @@ class Products:
         for start in range(0, size, self.micro_batch):
             stop = min(start + self.micro_batch, size)
             yield (stop - start) / size, _slice(batch, size, start, stop), (seed + 7919 * start) % 2**31
+
+
+def _grad(outputs, inputs, cotangents, create_graph: bool = False) -> tuple[Tensor | None, ...]:
+    """torch.autograd.grad as no TorchFunctionMode sees it.
+
+    Handling it would switch our kernels off while it runs, and activation checkpointing runs the network in there.
+    """
+    return torch.autograd.Variable._execution_engine.run_backward(
+        tuple(outputs),
+        tuple(cotangents),
+        create_graph,  # keep the graph
+        create_graph,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
 
 
 def batch_size(batch: Any) -> int:

@@ -57,6 +57,10 @@ def prunable(model: nn.Module, which: Which = None) -> dict[str, nn.Parameter]:
 
 def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
     for attribute, p in module._parameters.items():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise ModelError(
+                f"{type(module).__name__} has no weights yet; run the model once on a batch, then prune it"
+            )
         if p is None or p.dim() < 2:
             continue
         if isinstance(module, _LINEAR_MAPS):
@@ -118,7 +122,8 @@ class Score:
             if not torch.isfinite(s).all():
                 bad = int((~torch.isfinite(s)).sum())
                 raise ScoreError(f"{name}: {bad} of {s.numel()} scores are NaN or infinite; check the loss and data")
-        sizes = {name: s.abs() for name, s in saliency.items()}
+        # Half precision has too few numbers for shares of a million weights.
+        sizes = {name: s.abs().to(torch.promote_types(s.dtype, torch.float32)) for name, s in saliency.items()}
         sums = [s.sum(dtype=torch.float64).cpu() for s in sizes.values()]
         total = torch.stack(sums).sum()
         return {name: (s / total.to(s.device, s.dtype)) if total > 0 else s for name, s in sizes.items()}

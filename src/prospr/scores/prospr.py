@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from prospr.errors import BatchError, SettingError
+from prospr.errors import BatchError, ModelError, SettingError
 from prospr.meta.curvature import stable_lr
 from prospr.meta.loss import pure_loss, training_mode
 from prospr.meta.metagrad import Order, Trace, adjoint
@@ -65,6 +65,12 @@ class ProsPr(Score):
     def saliency(self, problem: Problem) -> Scores:
         loss = pure_loss(problem.model, problem.loss)
         params = loss.params()
+        for name in problem.names:
+            if name not in params:
+                raise ModelError(
+                    f"{name}: this parameter is frozen, so it has no gradient; call requires_grad_() on it, "
+                    "or leave it out of prunable="
+                )
         batches: Iterable[Any] = problem.data()
         if self.same_batch or (self.lr == "auto" and self.steps > 0):
             batches = iter(batches)

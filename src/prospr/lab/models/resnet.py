@@ -80,7 +80,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of blocks (each stage twice as wide and, but for the first, half as large), a pool and a Linear layer."""
+    """A stem, stages of blocks (each twice as wide and half as large as the one before), a pool and a Linear layer."""
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import nn
 
 from prospr.lab.models.init import kaiming_
@@ -16,7 +18,7 @@ def small_convnet(num_classes: int = 10, width: int = 16, in_channels: int = 1) 
     """
     channels = [in_channels, width, width, 2 * width, 2 * width]
     model = nn.Sequential()
-    for index, (fan_in, fan_out) in enumerate(zip(channels, channels[1:], strict=False), start=1):
+    for index, (fan_in, fan_out) in enumerate(pairwise(channels), start=1):
         stride = 2 if index == 3 else 1
         model.add_module(f"conv{index}", nn.Conv2d(fan_in, fan_out, 3, stride, padding=1, bias=False))
         model.add_module(f"norm{index}", nn.BatchNorm2d(fan_out))
@@ -24,4 +26,5 @@ def small_convnet(num_classes: int = 10, width: int = 16, in_channels: int = 1) 
     model.add_module("pool", nn.AdaptiveAvgPool2d(1))
     model.add_module("flatten", nn.Flatten())
     model.add_module("fc", nn.Linear(channels[-1], num_classes))
-    return kaiming_(model)
+    kaiming_(model)
+    return model

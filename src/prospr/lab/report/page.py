@@ -42,9 +42,7 @@ def write_report(
     return path
 
 
-def page(
-    rows: Sequence[Row], baseline: str, title: str, settings: Mapping[str, object], command: str | None
-) -> Markup:
+def page(rows: Sequence[Row], baseline: str, title: str, settings: Mapping[str, object], command: str | None) -> Markup:
     """The page's HTML."""
     methods = methods_of(rows)
     if baseline not in methods:
@@ -56,7 +54,7 @@ def page(
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
-        tag("style", Markup(resources.files("prospr.lab.report").joinpath("page.css").read_text(encoding="utf-8"))),
+        tag("style", Markup((resources.files("prospr.lab.report") / "page.css").read_text(encoding="utf-8"))),
     )
     body = tag(
         "body",
@@ -65,9 +63,9 @@ def page(
             "main",
             _plot_section(rows),
             _section("Differences", "differences", accuracy_table(rows, baseline), _differences_note(baseline)),
-            _section("Where the weights are kept", "layers", layer_table(rows), heat_scale()),
+            _layer_section(rows),
             _section("Time", "time", time_table(rows), _time_note()),
-            _section("Every run", "runs", tag("details", tag("summary", f"{len(rows)} runs"), run_table(rows))),
+            _run_section(rows),
             _section("How this was made", "made", _settings(settings, command)),
         ),
     )
@@ -99,16 +97,29 @@ def _plot_section(rows: Sequence[Row]) -> Markup:
 def _differences_note(baseline: str) -> Markup:
     return tag(
         "p",
-        f"For one seed every method starts from the same weights and sees the same batches, so differences to {baseline} "
+        f"For one seed all methods start from the same weights and see the same batches, so differences to {baseline} "
         "are taken seed by seed. Intervals are Student's t, one comparison at a time; a filled dot marks one that "
         "excludes zero.",
         class_="note",
     )
 
 
+def _layer_section(rows: Sequence[Row]) -> Markup:
+    if not any(row.layers for row in rows):
+        return join()
+    return _section("Where the weights are kept", "layers", layer_table(rows), heat_scale())
+
+
 def _time_note() -> Markup:
-    return tag("p", "Wall-clock time of one run after another on the machine below; a network is scored once for all "
-                    "sparsities.", class_="note")  # fmt: skip
+    note = "Wall-clock time, one run after another; a network is scored once for all sparsities."
+    return tag("p", note, class_="note")
+
+
+def _run_section(rows: Sequence[Row]) -> Markup:
+    """Every run, folded away unless one failed."""
+    failed = sum(row.error is not None for row in rows)
+    summary = tag("summary", f"{len(rows)} runs, {failed} failed" if failed else f"{len(rows)} runs")
+    return _section("Every run", "runs", tag("details", summary, run_table(rows), open="" if failed else None))
 
 
 def _settings(settings: Mapping[str, object], command: str | None) -> Markup:

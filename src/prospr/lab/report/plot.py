@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.words import percent, sparsity
@@ -69,15 +70,14 @@ def y_ticks(rows: Sequence[Row]) -> list[float]:
     >>> y_ticks([Row("snip", 0.9, 0, 0.61), Row("dense", 0.0, 0, 0.98)])
     [0.6, 0.7, 0.8, 0.9, 1.0]
     """
-    low, high = 1.0, 0.0
+    edges = []
     for method in [*methods_of(rows), DENSE]:
         for share in {row.sparsity for row in cell(rows, method)}:
             here = cell(rows, method, share)
-            found, spread = accuracies(here).values(), accuracy(here)
-            bar = 0.0 if math.isnan(spread.sd) else spread.sd
-            low = min([low, *found, *([spread.mean - bar] if found else [])])
-            high = max([high, *found, *([spread.mean + bar] if found else [])])
-    low, high = max(0.0, low), min(1.0, high)
+            spread = accuracy(here)
+            edges += accuracies(here).values()
+            edges += [spread.mean - spread.sd, spread.mean + spread.sd] if spread.n > 1 else []
+    low, high = max(0.0, min(edges, default=0.0)), min(1.0, max(edges, default=1.0))
     if low >= high:
         low, high = max(0.0, low - 0.05), min(1.0, high + 0.05)
     step = next(s for s in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2) if (high - low) / s <= 6)
@@ -175,7 +175,9 @@ def _series(frame: Frame, rows: Sequence[Row], index: int) -> Markup:
         dots += [tag("circle", cx=aside, cy=frame.y(value), r=2.4, class_="dot") for value in accuracies(here).values()]
         if not math.isnan(spread.sd):
             low, high = frame.y(spread.mean - spread.sd), frame.y(spread.mean + spread.sd)
-            bars.append(tag("path", d=f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 4:.1f} {low:.1f}h8M{x - 4:.1f} {high:.1f}h8"))
+            bars.append(
+                tag("path", d=f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 4:.1f} {low:.1f}h8M{x - 4:.1f} {high:.1f}h8")
+            )
         marks.append(mark(x, y, index, _told(method, rows, share)))
     line = tag("polyline", points=" ".join(path), class_="line")
     return tag("g", line, tag("g", *bars, class_="bars"), *dots, *marks, class_=f"series-{index % SERIES}")
@@ -184,32 +186,31 @@ def _series(frame: Frame, rows: Sequence[Row], index: int) -> Markup:
 def _step(frame: Frame, rows: Sequence[Row]) -> float:
     """How far apart methods stand at one sparsity, side by side so that their bars do not hide each other."""
     places = [frame.x(share) for share in sparsities_of(rows)]
-    room = min((b - a for a, b in zip(places, places[1:], strict=False)), default=2 * frame.inset)
+    room = min((b - a for a, b in pairwise(places)), default=2 * frame.inset)
     return min(14.0, room / (len(methods_of(rows)) + 1), 2 * frame.inset / len(methods_of(rows)))
 
 
 def _labels(frame: Frame, rows: Sequence[Row]) -> Markup:
-    """Each line's name and last value, at its right end."""
-    ends: list[tuple[str, str, float]] = []
+    """Each line's name at its right end, and its last value if the line reaches the highest sparsity."""
+    ends: list[tuple[str, str, float, str]] = []
     for index, method in enumerate(methods_of(rows)):
         reached = [share for share in sparsities_of(rows) if accuracy(cell(rows, method, share)).n]
         if reached:
-            ends.append((method, f"series-{index % SERIES}", accuracy(cell(rows, method, reached[-1])).mean))
+            mean = accuracy(cell(rows, method, reached[-1])).mean
+            shown = percent(mean) if reached[-1] == sparsities_of(rows)[-1] else ""
+            ends.append((method, f"series-{index % SERIES}", mean, shown))
     dense = accuracy(cell(rows, DENSE))
     if dense.n:
-        ends.append((DENSE, "dense", dense.mean))
-    targets = [frame.y(value) for _, _, value in ends]
+        ends.append((DENSE, "dense", dense.mean, percent(dense.mean)))
+    targets = [frame.y(mean) for _, _, mean, _ in ends]
     edge = frame.width - frame.right
     parts = []
-    for (method, style, value), target, y in zip(ends, targets, _places(frame, targets), strict=True):
+    places = spread_out(targets, 15, frame.top, frame.height - frame.bottom)
+    for (method, style, _, shown), target, y in zip(ends, targets, places, strict=True):
         leader = tag("path", d=f"M{edge + 2:.1f} {target:.1f}L{edge + 9:.1f} {y:.1f}h3", class_="leader")
-        text = tag("text", f"{method} ", tag("tspan", percent(value), class_="value"), x=edge + 15, y=y + 4)
+        text = tag("text", f"{method} ", tag("tspan", shown, class_="value"), x=edge + 15, y=y + 4)
         parts.append(tag("g", leader, text, class_=style))
     return tag("g", *parts, class_="labels")
-
-
-def _places(frame: Frame, targets: Sequence[float]) -> list[float]:
-    return spread_out(targets, 15, frame.top, frame.height - frame.bottom)
 
 
 def _told(method: str, rows: Sequence[Row], share: float) -> str:

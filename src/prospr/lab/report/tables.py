@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from prospr.lab.report.markup import Markup, tag
+from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.plot import swatch
 from prospr.lab.report.words import NONE, density, duration, interval, percent, points, sparsity
 from prospr.lab.results import DENSE, Row, accuracy, cell, difference, methods_of, sparsities_of
@@ -16,7 +16,7 @@ FAINTEST = 1e-3
 
 
 def table(caption: str, head: Sequence[str], groups: Mapping[str, Sequence[Markup]], class_: str) -> Markup:
-    """A table of groups of rows, each under its heading if that is not empty; it scrolls sideways in a box of its own."""
+    """A table of groups of rows, each under its heading unless that is empty; it scrolls sideways in its own box."""
     columns = tag("tr", *(tag("th", text, scope="col") for text in head))
     bodies = []
     for heading, lines in groups.items():
@@ -75,9 +75,9 @@ def layer_table(rows: Sequence[Row]) -> Markup:
 
 def heat_scale() -> Markup:
     """The heat map's legend."""
-    steps = (0.001, 0.01, 0.1, 1.0)
-    return tag("p", "colour: ", *(_heat([step], "span") for step in steps), " % kept; ", _heat([0.0], "span"), " empty",
-               class_="scale")  # fmt: skip
+    steps = [_heat([step], "span") for step in (0.001, 0.01, 0.1, 1.0)]
+    empty = tag("b", _heat([0.0], "span"), " empty")
+    return tag("p", "colour: ", *steps, " % kept; ", empty, class_="scale")
 
 
 def time_table(rows: Sequence[Row]) -> Markup:
@@ -111,10 +111,10 @@ def _heading(share: float) -> str:
     return f"{sparsity(share)} sparsity"
 
 
-def _time(spread: Summary) -> str:
-    if not spread.n or math.isnan(spread.sd):
-        return duration(spread.mean)
-    return f"{duration(spread.mean)} (sd {duration(spread.sd)})"
+def _time(spread: Summary) -> Markup:
+    if math.isnan(spread.sd):
+        return join(duration(spread.mean))
+    return join(duration(spread.mean), tag("span", f" (sd {duration(spread.sd)})", class_="sd"))
 
 
 def _spread(here: Sequence[Row]) -> list[Markup]:
@@ -127,7 +127,11 @@ def _spread(here: Sequence[Row]) -> list[Markup]:
 def _difference(versus: Summary | None, reach: float) -> list[Markup]:
     if versus is None:
         return [tag("td", "baseline"), tag("td", NONE), tag("td", class_="drawn")]
-    return [tag("td", points(versus.mean)), tag("td", interval(versus)), tag("td", _whisker(versus, reach), class_="drawn")]
+    return [
+        tag("td", points(versus.mean)),
+        tag("td", interval(versus)),
+        tag("td", _whisker(versus, reach), class_="drawn"),
+    ]
 
 
 def _whisker(versus: Summary, reach: float) -> Markup | str:

@@ -100,13 +100,13 @@ def headline(rows: Sequence[Row]) -> tuple[str, str]:
     lead = difference(found[first, highest], found[second, highest])
     if lead.excludes_zero:
         claim = f"{opening} {first} leads with {means[first]}, {points(lead.mean)[1:]} points ahead of {second}."
-    else:
+    elif lead.n > 1:
         claim = f"{opening} {first} ({means[first]}) and {second} ({means[second]}) are too close to call."
-    if lead.n > 1:
-        evidence = f"Paired over {lead.n} seeds, {first} minus {second} is {interval(lead)} points (95 % interval). {evidence}"
     else:
-        evidence = f"One paired seed gives no interval. {evidence}"
-    return _bound(claim), _bound(evidence)
+        claim = f"{opening} {first} reaches {means[first]} and {second} {means[second]}."
+        return _bound(claim), _bound(f"One paired seed cannot settle which is better. {evidence}")
+    paired = f"Paired over {lead.n} seeds, {first} minus {second} is {interval(lead)} points (95 % interval)."
+    return _bound(claim), _bound(f"{paired} {evidence}")
 
 
 def _bound(text: str) -> str:

@@ -1,0 +1,194 @@
+"""Gradients, Hessian-vector products and the fused kernels inside them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import BY_NAME
+from torch import nn
+
+import prospr
+from prospr.meta import gradient, hvp, pure_loss
+from prospr.meta.kernels import ReverseOverReverse
+
+
+def by_differences(loss, params, batch, vector, h=1e-5):
+    plus = gradient(loss, {n: p + h * vector[n] for n, p in params.items()}, batch)[1]
+    minus = gradient(loss, {n: p - h * vector[n] for n, p in params.items()}, batch)[1]
+    return {n: (plus[n] - minus[n]) / (2 * h) for n in params}
+
+
+def noise(params, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in params.items()}
+
+
+def dual_backward(function, inputs, kernels: bool):
+    """Gradients of sum(f^3) and of their inner product with noise: every output of both backward passes."""
+    inputs = [t.detach().clone().requires_grad_() for t in inputs]
+    if kernels:
+        with ReverseOverReverse():
+            out = function(*inputs)
+    else:
+        out = function(*inputs)
+    first = torch.autograd.grad(out.pow(3).sum(), inputs, create_graph=True)
+    generator = torch.Generator().manual_seed(5)
+    vectors = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in inputs]
+    return [*first, *torch.autograd.grad(first, inputs, vectors)]
+
+
+CONVOLUTIONS = {
+    "plain": (lambda x, w, b: F.conv2d(x, w, b), (4, 3, 5, 5), (6, 3, 3, 3)),
+    "stride-pad-dilation": (
+        lambda x, w, b: F.conv2d(x, w, b, stride=(2, 1), padding=(1, 2), dilation=(1, 2)),
+        (2, 3, 7, 8),
+        (4, 3, 3, 2),
+    ),
+    "groups": (lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=2), (2, 4, 5, 5), (6, 2, 3, 3)),
+    "one-dimension": (lambda x, w, b: F.conv1d(x, w, b, stride=2), (2, 3, 9), (4, 3, 3)),
+    "three-dimensions": (lambda x, w, b: F.conv3d(x, w, b, padding=1), (2, 2, 3, 4, 4), (3, 2, 2, 3, 3)),
+    "same": (lambda x, w, b: F.conv2d(x, w, b, padding="same"), (2, 3, 5, 5), (4, 3, 3, 3)),
+    "unbatched": (lambda x, w, b: F.conv2d(x, w, b), (3, 5, 5), (4, 3, 3, 3)),
+    "transposed": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1),
+        (2, 3, 4, 4),
+        (3, 5, 3, 3),
+    ),
+    "transposed-groups": (lambda x, w, b: F.conv_transpose1d(x, w, b, groups=2), (2, 4, 5), (4, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolution_kernels_equal_pytorchs_double_backward(name, bias):
+    function, x, w = CONVOLUTIONS[name]
+    x, w = torch.randn(x, dtype=torch.float64), torch.randn(w, dtype=torch.float64)
+    channels = function(x, w, None).shape[-3 if name == "unbatched" else 1]
+    if bias:
+        inputs = [x, w, torch.randn(channels, dtype=torch.float64)]
+        call = function
+    else:
+        inputs, call = [x, w], lambda x, w: function(x, w, None)
+    for ours, theirs in zip(dual_backward(call, inputs, True), dual_backward(call, inputs, False), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (4, 3, 5, 2), (2, 3, 2, 3, 2)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_kernel_equals_pytorchs_double_backward(shape, affine):
+    x = 3 * torch.randn(shape, dtype=torch.float64) + 2
+    if affine:
+        inputs = [x, torch.rand(3, dtype=torch.float64) + 0.5, torch.randn(3, dtype=torch.float64)]
+        call = lambda x, w, b: F.batch_norm(x, None, None, w, b, True)  # noqa: E731
+    else:
+        inputs, call = [x], lambda x: F.batch_norm(x, None, None, None, None, True)
+    for ours, theirs in zip(dual_backward(call, inputs, True), dual_backward(call, inputs, False), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-8)
+
+
+def test_batch_norm_on_data_that_needs_no_gradient():
+    x = torch.randn(8, 3, 4, 4, dtype=torch.float64)
+    inputs = [torch.rand(3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)]
+    call = lambda w, b: F.batch_norm(x, None, None, w, b, True)  # noqa: E731
+    for ours, theirs in zip(dual_backward(call, inputs, True), dual_backward(call, inputs, False), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_batch_norm_of_one_value_a_channel_is_pytorchs_own_error():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    loss = pure_loss(net)
+    one = torch.randn(1, 3), torch.tensor([0])
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        hvp(loss, loss.params(), one, noise(loss.params()))
+
+
+def test_weight_norm_product_by_differences():
+    # PyTorch's fused weight norm gives a wrong product here; see METHODS in the docs.
+    loss = lambda p, _: torch.tanh(torch._weight_norm(p["v"], p["g"], 0)).pow(2).sum()  # noqa: E731
+    params = {"v": torch.randn(3, 4, dtype=torch.float64), "g": torch.rand(3, 1, dtype=torch.float64)}
+    vector = noise(params)
+    want = by_differences(loss, params, None, vector)
+    for mode in ("reverse", "forward"):
+        got = hvp(loss, params, None, vector, mode=mode)
+        for n in params:
+            assert torch.allclose(got[n], want[n], rtol=1e-6, atol=1e-8)
+
+
+def test_autocast_inside_the_loss_uses_pytorchs_kernels():
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 3))
+
+    def loss(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(batch[0]), batch[1]).float()
+
+    x, y = BY_NAME["view"].batches(1)[0]
+    pure = pure_loss(net, loss)
+    vector = noise(pure.params())
+    half = hvp(pure, pure.params(), (x.float(), y), vector)
+    full = hvp(pure_loss(net), pure.params(), (x.float(), y), vector)
+    a, b = (torch.cat([t.flatten() for t in h.values()]) for h in (half, full))
+    assert F.cosine_similarity(a, b, dim=0) > 0.98
+
+
+def test_mode_auto_takes_the_forward_way_where_reverse_has_none():
+    class OnceDifferentiable(torch.autograd.Function):
+        generate_vmap_rule = False
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.save_for_forward(x)
+            return x**3
+
+        @staticmethod
+        def jvp(ctx, t):
+            (x,) = ctx.saved_tensors
+            return 3 * x**2 * t
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return 3 * x**2 * g
+
+    loss = lambda p, _: OnceDifferentiable.apply(p["w"]).sum()  # noqa: E731
+    w, v = {"w": torch.tensor([2.0])}, {"w": torch.tensor([1.0])}
+    with pytest.raises(prospr.errors.DerivativeError, match='order="first"'):
+        hvp(loss, w, None, v, mode="reverse")
+    assert hvp(loss, w, None, v)["w"].item() == pytest.approx(12.0)  # 6 w
+
+
+def test_an_error_of_the_loss_itself_is_not_dressed_up():
+    def loss(p, _):
+        raise RuntimeError("my own trouble")
+
+    with pytest.raises(RuntimeError, match="^my own trouble$"):
+        hvp(loss, {"w": torch.ones(1)}, None, {"w": torch.ones(1)})
+
+
+def test_a_loss_linear_in_the_weights_has_no_curvature():
+    product = hvp(lambda p, x: (p["w"] * x).sum(), {"w": torch.ones(2)}, 3.0, {"w": torch.ones(2)})
+    assert product["w"].tolist() == [0.0, 0.0]
+
+
+def test_settings_are_checked():
+    loss, w = (lambda p, x: p["w"].sum()), {"w": torch.ones(2)}
+    with pytest.raises(prospr.PruningError, match="mode='sideways'"):
+        hvp(loss, w, None, w, mode="sideways")
+    with pytest.raises(prospr.PruningError, match="micro_batch=0"):
+        gradient(loss, w, None, micro_batch=0)
+    with pytest.raises(prospr.PruningError, match="first dimension to split"):
+        gradient(loss, w, 3.0, micro_batch=2)
+    with pytest.raises(prospr.PruningError, match=r"first dimension \(4 and 5\)"):
+        gradient(loss, w, (torch.ones(4), torch.ones(5)), micro_batch=2)
+
+
+def test_micro_batches_of_named_tuples_dicts_and_scalars():
+    from collections import namedtuple
+
+    Pair = namedtuple("Pair", "x scale")
+    mean = lambda p, b: (p["w"] * b.x).mean() * b.scale  # noqa: E731
+    batch = Pair(torch.arange(6.0), torch.tensor(2.0))
+    w = {"w": torch.tensor(3.0)}
+    assert gradient(mean, w, batch, micro_batch=4)[1]["w"].item() == pytest.approx(5.0)
+    named = lambda p, b: (p["w"] * b["x"]).mean() * b["times"]  # noqa: E731
+    assert gradient(named, w, {"x": torch.arange(6.0), "times": 2}, micro_batch=5)[1]["w"].item() == pytest.approx(5.0)

@@ -1,0 +1,73 @@
+"""The straightforward way to a meta-gradient: one graph through all the steps. Slow, large and easy to believe."""
+
+import copy
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+class _Functional(nn.Module):
+    """A module whose forward computes the loss, so that functional_call can swap its parameters."""
+
+    def __init__(self, model, loss):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, batch):
+        return self.loss(self.model, batch)
+
+
+def loss_of(model: nn.Module, params: dict[str, Tensor], batch: Any, loss=None, seed: int | None = None) -> Tensor:
+    holder = _Functional(model, loss or cross_entropy)
+    swapped = {f"model.{name}": p for name, p in params.items()}
+    swapped |= {f"model.{name}": b.clone() for name, b in model.named_buffers()}
+    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), mock.patch("torch._weight_norm", _weight_norm):
+        if seed is not None:
+            torch.manual_seed(seed)
+        return functional_call(holder, swapped, (batch,), tie_weights=True)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int) -> Tensor:
+    """PyTorch's fused one is wrong when differentiated twice (test_products.py shows it by differences)."""
+    others = [d for d in range(v.dim()) if d != dim]
+    return g * v / v.square().sum(others, keepdim=True).sqrt()
+
+
+def unrolled(model, batches, optimizer, loss=None, first_order: bool = False) -> dict[str, Tensor]:
+    """dL(w_M)/dw_0 by backpropagation through every step; the seed of step m is m."""
+    model = copy.deepcopy(model)
+    for module in model.modules():  # functional_call puts the weights back before the backward pass runs them again
+        if hasattr(module, "checkpointing"):
+            module.checkpointing = False
+    start = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters() if p.requires_grad}
+    w, state = dict(start), {name: optimizer.init(p) for name, p in start.items()}
+    for t, batch in enumerate(batches[:-1]):
+        value = loss_of(model, w, batch, loss, seed=t)
+        grads = torch.autograd.grad(
+            value, list(w.values()), create_graph=not first_order, allow_unused=True, materialize_grads=True
+        )
+        new = {n: optimizer.step(p, g, state[n], t) for (n, p), g in zip(w.items(), grads, strict=True)}
+        w, state = {n: p for n, (p, _) in new.items()}, {n: s for n, (_, s) in new.items()}
+        if first_order:
+            w = {n: p.detach().requires_grad_() for n, p in w.items()}
+            state = {n: tuple(x.detach() for x in s) for n, s in state.items()}
+    final = loss_of(model, w, batches[-1], loss, seed=len(batches) - 1)
+    wrt = w if first_order else start
+    grads = torch.autograd.grad(final, list(wrt.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(start, grads, strict=True))
+
+
+def relative_error(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Of the whole vector: single entries may be exactly zero, all rounding."""
+    assert list(a) == list(b)
+    difference = torch.cat([(a[n] - b[n]).flatten() for n in b])
+    return (difference.norm() / torch.cat([t.flatten() for t in b.values()]).norm()).item()
