@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from prospr.meta.kernels import ReverseOverReverse
+
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
@@ -71,3 +73,17 @@ def relative_error(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     assert list(a) == list(b)
     difference = torch.cat([(a[n] - b[n]).flatten() for n in b])
     return (difference.norm() / torch.cat([t.flatten() for t in b.values()]).norm()).item()
+
+
+def dual_backward(function, inputs, kernels: bool):
+    """Gradients of sum(f^3) and of their inner product with noise: every output of both backward passes."""
+    inputs = [t.detach().clone().requires_grad_() for t in inputs]
+    if kernels:
+        with ReverseOverReverse():
+            out = function(*inputs)
+    else:
+        out = function(*inputs)
+    first = torch.autograd.grad(out.pow(3).sum(), inputs, create_graph=True)
+    generator = torch.Generator().manual_seed(5)
+    vectors = [torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device) for t in inputs]
+    return [*first, *torch.autograd.grad(first, inputs, vectors)]

@@ -2,21 +2,23 @@
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from masks.training import OPTIMIZERS, assert_held, mlp, random_masks, train, weights
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
+@pytest.fixture
+def counters():
+    """What the compiler did; fresh for each test."""
+    from torch._dynamo.utils import counters
+
     torch.compiler.reset()
     counters.clear()
-    yield
+    yield counters
     torch.compiler.reset()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_compiled(when):
+def test_compiled(when, counters):
     model, eager = mlp(), mlp()
     masks, before = random_masks(model), weights(model)
     masks.apply(eager)
@@ -36,7 +38,7 @@ def test_compiled(when):
 
 
 @pytest.mark.slow
-def test_compiled_by_inductor():
+def test_compiled_by_inductor(counters):
     model, eager = mlp(), mlp()
     masks, before = random_masks(model), weights(model)
     masks.apply(model)

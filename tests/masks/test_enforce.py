@@ -87,8 +87,8 @@ def test_gradient_clipping(name, foreach):
         inputs, targets = batch(step)
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=foreach)
-        assert norm > 0.1  # it clips
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.02, foreach=foreach)
+        assert norm > 0.02  # it clips
         optimizer.step()
     assert_held(model, masks, before)
 

@@ -50,17 +50,22 @@ def test_equals_the_unrolled_graph(case, optimizer):
         assert relative_error(ours, theirs) < 1e-10, f"M = {steps}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_forward_mode_equals_the_unrolled_graph_or_says_what_is_missing(case):
+# No forward-mode rule in PyTorch for group norm, SiLU and Hardswish; checkpointing forgets the tangents.
+ONLY_REVERSE = ("group-and-layer-norm", "frozen-unused-mixed-modes", "depthwise", "checkpointed")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name not in ONLY_REVERSE], ids=lambda c: c.name)
+def test_forward_mode_equals_the_unrolled_graph(case):
     model, loss, params, batches = prepared(case, 4)
-    try:
-        ours = metagrad(loss, params, batches, SGD(lr=0.1, momentum=0.9), mode="forward")
-    except prospr.errors.DerivativeError as error:
-        # No forward-mode rule in PyTorch for group norm, SiLU and Hardswish; checkpointing forgets the tangents.
-        assert case.name in ("group-and-layer-norm", "frozen-unused-mixed-modes", "depthwise", "checkpointed"), error
-        assert 'order="first"' in str(error)
-        return
+    ours = metagrad(loss, params, batches, SGD(lr=0.1, momentum=0.9), mode="forward")
     assert relative_error(ours, unrolled(model, batches, SGD(lr=0.1, momentum=0.9), case.loss)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ONLY_REVERSE)
+def test_forward_mode_says_what_is_missing(name):
+    _, loss, params, batches = prepared(BY_NAME[name], 4)
+    with pytest.raises(prospr.errors.DerivativeError, match='order="first"'):
+        metagrad(loss, params, batches, SGD(lr=0.1, momentum=0.9), mode="forward")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from prospr.meta.loss import PureLoss
+from prospr.meta.products import _grad
 
 __all__ = ["Call", "Reach", "reach"]
 
@@ -78,13 +79,11 @@ def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torc
             for key, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_floating_point():
                     module._buffers[key] = buffer.to(dtype or buffer.dtype)
-        with _Open():
-            out = pure._evaluate(None)
         inputs = [*(params[name] for name in masks), *sources]
-        if out.requires_grad:
-            grads = torch.autograd.grad(out, inputs, allow_unused=True, materialize_grads=True)
-        else:
-            grads = [torch.zeros_like(p) for p in inputs]
+        with _Open():  # activation checkpointing runs the network again while the gradient is taken
+            out = pure._evaluate(None)
+            found = _grad([out], inputs, [torch.ones_like(out)]) if out.requires_grad else [None] * len(inputs)
+    grads = [torch.zeros_like(p) if g is None else g for p, g in zip(inputs, found, strict=True)]
     if not all(torch.isfinite(g).all() for g in grads):
         raise ValueError("the traced signal is not finite")
     effective = {name: (g != 0) & mask.to(g.device) for (name, mask), g in zip(masks.items(), grads, strict=False)}
@@ -144,10 +143,22 @@ def _without_bias(convolution: Callable) -> Callable:
 
 
 def _mean_pool(original: Callable, average: Callable) -> Callable:
-    def call(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+    """Every input of a window passes, not the largest alone; the indices, where asked for, are the original's."""
+
+    def call(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, **kwargs):
+        out = original(x, kernel_size, stride, padding, dilation, ceil_mode, **kwargs)
         if dilation not in (1, (1,), (1, 1), (1, 1, 1), [1], [1, 1], [1, 1, 1]):
-            return original(x, kernel_size, stride, padding, dilation, ceil_mode)
-        return average(x, kernel_size, stride or kernel_size, padding, ceil_mode)
+            return out
+        mean = average(x, kernel_size, stride or kernel_size, padding, ceil_mode)
+        return (mean, out[1]) if isinstance(out, tuple) else mean
+
+    return call
+
+
+def _adaptive_mean_pool(original: Callable, average: Callable) -> Callable:
+    def call(x, output_size, **kwargs):
+        out = original(x, output_size, **kwargs)
+        return (average(x, output_size), out[1]) if isinstance(out, tuple) else average(x, output_size)
 
     return call
 
@@ -228,12 +239,14 @@ for _f in _every("sigmoid", "sigmoid_", "hardsigmoid", "logsigmoid", "softmax", 
 for _d in (1, 2, 3):
     for _name in (f"conv{_d}d", f"conv_transpose{_d}d"):
         _OPEN[getattr(F, _name)] = _without_bias(getattr(F, _name))
-    for _home in (F, torch):
-        _pool = getattr(_home, f"max_pool{_d}d")
+    for _pool in (
+        getattr(F, f"max_pool{_d}d"),
+        getattr(F, f"max_pool{_d}d_with_indices"),
+        getattr(torch, f"max_pool{_d}d"),
+    ):
         _OPEN[_pool] = _mean_pool(_pool, getattr(F, f"avg_pool{_d}d"))
-    for _name in (f"adaptive_max_pool{_d}d", f"_adaptive_max_pool{_d}d"):
-        if hasattr(F, _name):
-            _OPEN[getattr(F, _name)] = getattr(F, f"adaptive_avg_pool{_d}d")
+    for _pool in (getattr(F, f"adaptive_max_pool{_d}d"), getattr(F, f"adaptive_max_pool{_d}d_with_indices")):
+        _OPEN[_pool] = _adaptive_mean_pool(_pool, getattr(F, f"adaptive_avg_pool{_d}d"))
 _OPEN[F.multi_head_attention_forward] = _multi_head
 
 

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from prospr.meta import fused
+
 __all__ = ["ForwardOverReverse", "ReverseOverReverse", "without_weight_gradients"]
 
 aten = torch.ops.aten
@@ -166,11 +168,15 @@ class _BatchNormBackward(torch.autograd.Function):
         #   cotangent of x:      -r q w U(a) + (b - w r p) U(grad) - (w r z / N) xh
         #   cotangent of weight:  z = sum(a U(grad));        p = mean(a xh), q = mean(grad xh)
         grad, x, weight, mean, r, gw, gb = ctx.saved_tensors
+        needs_x = ctx.needs_input_grad[1]
+        if a is None:
+            a = torch.zeros_like(grad)
+        if fused.available(a, x, grad):
+            out, gx, z = fused.batch_norm_double_backward(a, b, d, grad, x, weight, mean, r, gw, gb, needs_x)
+            return out, gx, (None if weight is None else z), None, None, None
         n = x.numel() // x.shape[1]
         w_r = r if weight is None else weight * r
         q, g = gw / n, gb / n
-        if a is None:
-            a = torch.zeros_like(grad)
         a_xh, a_sum = _channel_sums(a, x, mean, r)
         p, a_mean = a_xh / n, a_sum / n
         # sum(a (grad - mean grad)): the same reduction kernel, with grad in the place of x
@@ -181,7 +187,7 @@ class _BatchNormBackward(torch.autograd.Function):
 
         out = _per_channel(x, k * r, shift - k * r * mean).addcmul_(a, _broadcast(w_r, x))
         gx = None
-        if ctx.needs_input_grad[1]:
+        if needs_x:
             c_a = -w_r * r * q
             c_grad = k * r
             c_x = -(c_a * p + c_grad * q + w_r * z / n) * r

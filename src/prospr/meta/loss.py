@@ -190,18 +190,23 @@ def replay(seed: int | None, devices: Sequence[torch.device] = ()) -> Generator[
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move every tensor inside a batch (tuples, lists, dicts, dataclasses, anything with `.to`)."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        moved = [to_device(item, device) for item in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    if hasattr(batch, "to"):
-        return batch.to(device)
-    if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{f.name: to_device(getattr(batch, f.name), device) for f in fields(batch)})
-    return batch
+    return map_tensors(batch, lambda t: t.to(device, non_blocking=True), lambda other: other.to(device))
+
+
+def map_tensors(tree: Any, f: Callable[[Tensor], Tensor], other: Callable[[Any], Any] | None = None) -> Any:
+    """`f` of every tensor inside tuples, lists, dicts and dataclasses; `other` of what has a `.to` of its own."""
+    if isinstance(tree, Tensor):
+        return f(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(value, f, other) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        mapped = [map_tensors(item, f, other) for item in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
+    if other is not None and hasattr(tree, "to"):
+        return other(tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{f_.name: map_tensors(getattr(tree, f_.name), f, other) for f_ in fields(tree)})
+    return tree
 
 
 def _describe(batch: Any) -> str:

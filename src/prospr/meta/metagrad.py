@@ -16,7 +16,7 @@ from prospr.errors import BatchError, DerivativeError, LossError, SettingError
 from prospr.meta.loss import Params, replay
 from prospr.meta.optimizers import Optimizer, State
 from prospr.meta.products import Loss, Mode, Products
-from prospr.meta.trajectory import Moment, Store, Trajectory, trajectory
+from prospr.meta.trajectory import Moment, Store, trajectory
 
 __all__ = ["Order", "Trace", "adjoint", "metagrad", "take"]
 
@@ -54,6 +54,7 @@ def metagrad(
     mode: Mode = "auto",
     micro_batch: int | None = None,
     seed: int = 0,
+    capture: bool = True,
     trace: Trace | None = None,
 ) -> Params:
     """dL(w_M, D_M) / dw_0, where w_M comes from M steps of `optimizer` on the batches D_0 .. D_{M-1}.
@@ -65,6 +66,7 @@ def metagrad(
         time, the others being run again ("recompute").
     mode: how Hessian-vector products are taken; see `prospr.meta.hvp`.
     micro_batch: evaluate each batch in pieces of this many samples. The loss must be a mean over samples.
+    capture: on a GPU, record the evaluations as CUDA graphs where there are enough of them for that to pay.
     seed: of the random numbers the loss draws (dropout); each step has its own, the same at each visit.
 
     >>> import torch, prospr
@@ -74,7 +76,7 @@ def metagrad(
     >>> round(g["w"].item(), 4)                                         # x (1 - lr x)^2 w = 3 * 0.49 * 2
     2.94
     """
-    products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed)
+    products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed, capture=capture)
     lam, exponent = adjoint(products, params, batches, optimizer, steps=steps, order=order, store=store, trace=trace)
     result = {name: torch.ldexp(t, exponent.to(t.device, t.dtype)).contiguous() for name, t in lam.items()}
     if not all(bool(torch.isfinite(t).all()) for t in result.values()):
@@ -106,63 +108,73 @@ def adjoint(
         raise SettingError("metagrad got no parameters: are all of the model's parameters frozen?")
     devices = sorted({p.device for p in params.values()}, key=str)
     with torch.inference_mode(False), replay(None, devices):  # a loader may draw random numbers
-        return _adjoint(products, params, batches, optimizer, steps, order, store, trace)
+        losses: list[Tensor] = []
+        norms: list[Tensor] = []
+        if order == "first":
+            lam = _first_order(products, params, batches, optimizer, steps, losses)
+            exponent = torch.zeros((), dtype=torch.float64)
+        else:
+            lam, exponent = _exact(products, params, batches, optimizer, steps, store, losses, norms)
+        if trace is not None:
+            trace.losses[:] = torch.stack(losses).tolist()
+            trace.norms[:] = torch.stack(norms[::-1] or [_norm(lam)]).tolist()
+        return lam, exponent
 
 
-def _adjoint(products, params, batches, optimizer, steps, order, store, trace) -> tuple[Params, Tensor]:
+def _first_order(products, params, batches, optimizer, steps, losses) -> Params:
+    """The gradient at w_M. One batch and one set of weights at a time: the last batch is the one none follows."""
+    products.expected = steps or 1
     w = products.laid_out(params)
     state = optimizer.init_all(w)
-    losses: list[Tensor] = []
+    last: Any = None
+    for step, batch in enumerate(take(batches, steps)):
+        if step > 0:
+            value, grads = products.gradient(w, last, step - 1)
+            losses.append(value)
+            w, state = optimizer.step_all(w, grads, state, step - 1)
+        last = batch
+    value, lam = products.gradient(w, last, len(losses))
+    losses.append(value)
+    _check_losses(losses)
+    return lam
+
+
+def _exact(products, params, batches, optimizer, steps, store, losses, norms) -> tuple[Params, Tensor]:
+    batch_of = list(take(batches, steps))
+    total = products.expected = len(batch_of) - 1
 
     def advance(w: Params, state: State, step: int) -> tuple[Moment, Params, State]:
         value, grads = products.gradient(w, batch_of[step], step)
-        if len(losses) == step:
+        if len(losses) == step:  # a store that runs steps again comes here twice
             losses.append(value)
         kept = (grads, state) if optimizer.keeps_gradients else ({}, {})
         return Moment(w, *kept), *optimizer.step_all(w, grads, state, step)
 
-    batch_of: dict[int, Any] = {}
-    moments: Trajectory | None = None
-    if order == "first":
-        # One batch at a time: the last is the one that no other follows.
-        step = -1
-        for step, batch in enumerate(take(batches, steps)):
-            if step > 0:
-                _, w, state = advance(w, state, step - 1)
-                del batch_of[step - 1]
-            batch_of[step] = batch
-        total = step
-    else:
-        batch_of.update(enumerate(take(batches, steps)))
-        total = len(batch_of) - 1
-        moments = trajectory(store, total, advance)
-        for step in range(total):
-            before = state
-            moment, w, state = advance(w, state, step)
-            moments.push(step, moment, before)
-            del moment, before
+    w = products.laid_out(params)
+    state = optimizer.init_all(w)
+    moments = trajectory(store, total, advance)
+    for step in range(total):
+        before = state
+        moment, w, state = advance(w, state, step)
+        moments.push(step, moment, before)
+        del moment, before  # what the store does not keep is freed now
     value, lam = products.gradient(w, batch_of[total], total)
     losses.append(value)
-    _check_losses(losses, total)
-    norms = [_norm(lam)]
+    _check_losses(losses)
+    norms.append(_norm(lam))
 
-    exponent = torch.zeros((), device=norms[0].device)
+    exponent = torch.zeros((), dtype=torch.float64, device=norms[0].device)
     lam_state: State = {name: tuple(torch.zeros_like(s) for s in parts) for name, parts in state.items()}
     del state, w
-    for step in reversed(range(total)) if moments is not None else ():
+    for step in reversed(range(total)):
         w, grads, state = moments.pop(step)
-        direct, on_grads, lam_state = optimizer.pullback(w, grads, state, step, lam, lam_state)
+        lam, on_grads, lam_state = optimizer.pullback(w, grads, state, step, lam, lam_state)
         if on_grads is not None:
-            curvature = products.hvp(w, batch_of[step], on_grads, step)
-            direct = _add(direct, curvature)
-            del curvature
+            lam = _add(lam, products.hvp(w, batch_of[step], on_grads, step))
         del w, grads, state, on_grads
-        lam, lam_state, shift = _rescale(direct, lam_state)
+        lam, lam_state, shift = _rescale(lam, lam_state)
         exponent = exponent + shift
         norms.append(_norm(lam) * torch.exp2(exponent))
-    if trace is not None:
-        trace.losses[:] = torch.stack(losses).tolist()
-        trace.norms[:] = torch.stack(norms[::-1]).tolist()
     return lam, exponent
 
 
@@ -217,7 +229,8 @@ def _rescale(lam: Params, lam_state: State) -> tuple[Params, State, Tensor]:
     )
 
 
-def _check_losses(losses: list[Tensor], total: int) -> None:
+def _check_losses(losses: list[Tensor]) -> None:
+    total = len(losses) - 1
     values = torch.stack([value.to(losses[0].device) for value in losses])
     bad = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
     if not bad:

@@ -10,8 +10,11 @@ import torch.autograd.forward_ad as fwad
 from torch import Tensor
 
 from prospr.errors import BatchError, DerivativeError, InexactWarning, LossError, SettingError
+from prospr.meta.capture import Recording, signature, tensors
 from prospr.meta.kernels import ForwardOverReverse, ReverseOverReverse, without_weight_gradients
 from prospr.meta.loss import Params, PureLoss, replay
+
+_WORTH_RECORDING = 6  # evaluations: recording one costs about as much as two to four
 
 __all__ = ["Mode", "Products", "gradient", "hvp"]
 
@@ -69,7 +72,15 @@ def hvp(
 class Products:
     """Derivatives of one loss, with random numbers that depend on (seed, step) alone."""
 
-    def __init__(self, loss: Loss, *, mode: Mode = "auto", micro_batch: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        loss: Loss,
+        *,
+        mode: Mode = "auto",
+        micro_batch: int | None = None,
+        seed: int = 0,
+        capture: bool = True,
+    ) -> None:
         if mode not in ("auto", "reverse", "forward"):
             raise SettingError(f"mode={mode!r}: use 'auto', 'reverse' or 'forward'")
         if micro_batch is not None and micro_batch < 1:
@@ -81,6 +92,12 @@ class Products:
         # Channels last is what convolutions run fastest in. A network that calls .view on its activations cannot have
         # it; the first evaluation finds out.
         self.layout = torch.channels_last
+        self.capture = capture
+        self.expected = 1  # how often each of the two will be evaluated: a recording must pay for itself
+        self._recordings: dict[Any, Recording] = {}
+        self._recording = False
+        self._pool: Any = None
+        self._walked = False  # whether the graph of a gradient was looked through
         if micro_batch is not None and isinstance(loss, PureLoss) and (mixed := loss.batch_statistics()):
             warnings.warn(
                 f"micro_batch={micro_batch} is not exact here: {_some(mixed)} take statistics over the batch, and "
@@ -102,7 +119,7 @@ class Products:
         value: Tensor | None = None
         total: Params = {}
         for fraction, piece, seed in self._pieces(batch, step):
-            loss, grads = self._in_layout(self._gradient, params, piece, step, seed)
+            loss, grads = self._evaluate(self._gradient, params, piece, (), step, seed)
             value = _accumulate(value, loss, fraction)
             total = _add(total, grads, fraction)
         return cast(Tensor, value), total
@@ -111,11 +128,48 @@ class Products:
         """The Hessian of the loss times `vector`."""
         total: Params = {}
         for fraction, piece, seed in self._pieces(batch, step):
-            product = self._in_layout(self._hvp, params, piece, vector, step, seed)
+            product = self._evaluate(self._hvp, params, piece, vector, step, seed)
             total = _add(total, product, fraction)
         return total
 
-    def _gradient(self, params, batch, step: int, seed: int) -> tuple[Tensor, Params]:
+    def _evaluate(self, function: Callable, params, batch, vector, step: int, seed: int) -> Any:
+        """By replaying a recording where there is one, else directly; and then record it if that will pay."""
+        device = next((p.device for p in params.values()), None)
+        if not self.capture or device is None or device.type != "cuda":
+            return self._in_layout(function, params, batch, vector, step, seed)
+        inputs = (dict(params), batch, dict(vector))
+        key = (getattr(function, "__name__", ""), signature(inputs))
+        if key in self._recordings:
+            with replay(seed, [device]):
+                return self._recordings[key](*inputs)
+        result = self._in_layout(function, params, batch, vector, step, seed)
+        if self.expected >= _WORTH_RECORDING and key[1] is not None and len(self._recordings) < 4:
+            self._record(key, function, inputs, device, result, step, seed)
+        return result
+
+    def _record(self, key, function: Callable, inputs, device: torch.device, result, step: int, seed: int) -> None:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        self._recording = True
+        try:
+            recording = Recording(lambda p, b, v: function(p, b, v, step, seed), inputs, device, self._pool)
+            with replay(seed, [device]):
+                again = recording(*inputs)
+        except RuntimeError:  # the loss waits for the GPU (.item()), or there is no memory for it: go on as before
+            torch.cuda.synchronize(device)
+            self.capture = False
+            return
+        finally:
+            self._recording = False
+        pairs = list(zip(tensors(again), tensors(result), strict=True))
+        error = torch.stack([(a - b).double().square().sum() for a, b in pairs]).sum()
+        size = torch.stack([b.double().square().sum() for _, b in pairs]).sum()
+        if error <= 1e-4 * size:  # a recording must say what the evaluation itself said
+            self._recordings[key] = recording
+        else:
+            self.capture = False
+
+    def _gradient(self, params, batch, _, step: int, seed: int) -> tuple[Tensor, Params]:
         with self._evaluation(params, seed, nullcontext()) as leaves:
             loss = self._value(leaves, batch, step)
             grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -158,6 +212,9 @@ class Products:
             outputs = [
                 (g, vector[name]) for name, g in zip(leaves, grads, strict=True) if g is not None and g.requires_grad
             ]
+            if not self._walked:
+                _refuse_once_differentiable([g for g, _ in outputs])
+                self._walked = True
             if not outputs:
                 return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
             products = _grad([g for g, _ in outputs], inputs, [v for _, v in outputs])
@@ -184,7 +241,8 @@ class Products:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(replay(seed, sorted({p.device for p in params.values()}, key=str)))
+            devices = [] if self._recording else sorted({p.device for p in params.values()}, key=str)
+            stack.enter_context(replay(seed, devices))
             leaves = {name: p.requires_grad_() for name, p in self.laid_out(params).items()}
             stack.enter_context(_holding(self.loss, leaves))
             stack.enter_context(kernels)
@@ -232,6 +290,22 @@ def _grad(outputs, inputs, cotangents, create_graph: bool = False) -> tuple[Tens
         allow_unreachable=True,
         accumulate_grad=False,
     )
+
+
+def _refuse_once_differentiable(grads: list[Tensor]) -> None:
+    """A function marked once_differentiable ends the graph of its gradient, and PyTorch would silently add nothing."""
+    seen = set()
+    ahead = [g.grad_fn for g in grads]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::Error":
+            raise NotImplementedError(
+                "a custom autograd.Function is marked once_differentiable: its second derivative is not implemented"
+            )
+        ahead.extend(following for following, _ in node.next_functions)
 
 
 def batch_size(batch: Any) -> int:

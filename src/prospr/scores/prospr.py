@@ -30,7 +30,7 @@ class ProsPr(Score):
     detach_first: cut the first momentum buffer, as the published code does.
     same_batch: all steps see the first batch, as in the paper's table on the number of steps.
     optimizer: inner steps by another optimizer, such as prospr.meta.AdamW(lr=1e-3), in place of SGD.
-    store, mode, micro_batch, trace: see prospr.meta.metagrad.
+    store, mode, micro_batch, capture, trace: see prospr.meta.metagrad.
 
     >>> import torch, prospr
     >>> batches = [(torch.randn(8, 5), torch.randint(0, 3, (8,))) for _ in range(4)]
@@ -53,6 +53,7 @@ class ProsPr(Score):
     store: Store = "device"
     mode: Mode = "auto"
     micro_batch: int | None = None
+    capture: bool = True
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +83,9 @@ class ProsPr(Score):
             lr = self.lr
             if lr == "auto":
                 lr = self._stable_lr(loss, params, first, problem.seed) if self.steps > 0 else 0.0
-            products = Products(loss, mode=self.mode, micro_batch=self.micro_batch, seed=problem.seed)
+            products = Products(
+                loss, mode=self.mode, micro_batch=self.micro_batch, seed=problem.seed, capture=self.capture
+            )
             lam, _ = adjoint(
                 products,
                 params,

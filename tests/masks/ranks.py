@@ -1,0 +1,38 @@
+"""What each process of the data-parallel tests does; imported by name in the processes."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from masks.training import OPTIMIZERS, batch, mlp, random_masks
+
+RANKS = 2
+
+
+def run(rank: int, folder: str, steps: int) -> None:
+    """Train two networks, one masked before it is wrapped and one after; write the weights both end with."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    ends = {}
+    for when in ("before", "after"):
+        model = mlp(seed=rank)  # DDP gives all ranks the weights of the first
+        del model[1]  # batch statistics are each rank's own
+        masks = random_masks(model)
+        if when == "before":
+            masks.apply(model)
+        wrapped = DistributedDataParallel(model)
+        if when == "after":
+            masks.apply(wrapped)
+        optimizer = OPTIMIZERS["sgd"](wrapped.parameters())
+        for step in range(steps):
+            inputs, targets = batch(step)
+            optimizer.zero_grad()
+            F.cross_entropy(wrapped(inputs[rank::RANKS]), targets[rank::RANKS]).backward()
+            optimizer.step()
+        ends[when] = {name: t.clone() for name, t in model.state_dict().items()}
+    torch.save(ends, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
