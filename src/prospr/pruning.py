@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from prospr.errors import BatchError, CollapseError, CollapseWarning, SettingError
+from prospr.errors import CollapseError, CollapseWarning, SettingError
 from prospr.masks.masks import Masks
 from prospr.masks.reach import Call, reach
 from prospr.masks.select import Scope, select
 from prospr.meta.loss import ModelLoss, PureLoss, cross_entropy, replay, unwrap
 from prospr.methods import Method, find
-from prospr.scores.base import Problem, Score, Scores, Which
+from prospr.scores.base import Problem, Score, Scores, Which, iterate
 from prospr.scores.base import prunable as find_prunable
 
 __all__ = ["prune", "score"]
@@ -39,7 +39,7 @@ def score(
     """
     model = unwrap(model)
     names = tuple(find_prunable(model, prunable))
-    with replay(None, _devices(model)):
+    with torch.inference_mode(False), replay(None, _devices(model)):
         return find(method).score.score(Problem(model, names, batches, loss, seed))
 
 
@@ -76,15 +76,10 @@ def prune(
         raise SettingError(f"sparsity={sparsity!r}: use a number from 0 up to, not including, 1 (0.95 prunes 95 %)")
     plain = unwrap(model)
     chosen = find(method)
-    with replay(None, _devices(plain)):
+    with torch.inference_mode(False), replay(None, _devices(plain)):
         call = None
         if batches is not None and collapse != "ignore":
-            try:
-                rest = iter(batches)
-            except TypeError:
-                raise BatchError(
-                    f"batches must be an iterable of batches, such as a DataLoader; got {type(batches).__name__}"
-                ) from None
+            rest = iterate(batches)
             first = list(itertools.islice(rest, 1))
             call = _call_of(plain, loss, first[0]) if first else None
             batches = itertools.chain(first, rest)
@@ -92,7 +87,7 @@ def prune(
         masks = select(scores, sparsity, scope=scope or chosen.scope, keep_per_layer=keep_per_layer)
         if collapse != "ignore":
             _check_collapse(plain, masks, call, collapse)
-    masks.apply(plain)
+        masks.apply(plain)
     return masks
 
 
@@ -148,5 +143,5 @@ def _check_collapse(model: nn.Module, masks: Masks, call: Call | None, collapse:
     if connected is False:
         warnings.warn(f"no path is left from input to output ({what}); {remedy}", CollapseWarning, stacklevel=3)
     elif empty:
-        around = "a skip connection carries the signal around" if connected else "unknown whether a path is left"
+        around = "another path from input to output is left" if connected else "unknown whether a path is left"
         warnings.warn(f"{what} ({around}); {remedy}", CollapseWarning, stacklevel=3)

@@ -5,9 +5,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
-
 from masks.training import OPTIMIZERS, batch, mlp, random_masks
+from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 2
 

@@ -6,10 +6,10 @@ import weakref
 
 import pytest
 import torch
+from masks.training import OPTIMIZERS, assert_held, assert_same, mlp, random_masks, train, weights
 from torch import nn
 
 import prospr
-from masks.training import OPTIMIZERS, assert_held, assert_same, mlp, random_masks, train, weights
 from prospr.errors import MaskError
 
 
@@ -18,9 +18,7 @@ def traces(model):
     found = []
     for module in model.modules():
         for key, value in sorted(module.__dict__.items()):
-            if "hook" in key and value:
-                found.append((key, len(value)))
-            elif key.startswith("_prospr"):
+            if ("hook" in key and value) or key.startswith("_prospr"):
                 found.append((key, len(value)))
     return found + [len(p._backward_hooks or ()) for p in model.parameters()]
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from masks.training import OPTIMIZERS, assert_held, mlp, random_masks, train, weights
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.multiprocessing
-
 from masks.ranks import RANKS, run
 from masks.training import OPTIMIZERS, STEPS, assert_held, assert_same, mlp, random_masks, train, weights
 

@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-
 from masks.training import OPTIMIZERS, STEPS, assert_held, assert_same, batch, mlp, random_masks, train, weights
+from torch import nn
 
 # Every optimizer of torch.optim that takes dense gradients, with settings that move a weight whose gradient is zero.
 EVERY = {

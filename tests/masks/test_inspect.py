@@ -80,9 +80,9 @@ def test_the_fused_transformer_is_counted():
 def test_printing(masks):
     assert str(prospr.inspect(Small(), masks, torch.ones(1, 2, 5, 6))).splitlines() == [
         "layer        shape    kept  of  density  effective  dead           MFLOPs",
-        "conv.weight  4x2x3x3    45  72   62.50%     62.50%   1/4  0.0027/0.00432",
-        "fc.weight    3x4         8  12   66.67%     50.00%   1/3    1.6e-05/2.4e-05",
-        "total                   53  84   63.10%     60.71%       0.00272/0.00434",
+        "conv.weight  4x2x3x3    45  72   62.50%     62.50%   1/4   0.0027/0.00432",
+        "fc.weight    3x4         8  12   66.67%     50.00%   1/3  1.6e-05/2.4e-05",
+        "total                   53  84   63.10%     60.71%        0.00272/0.00434",
     ]
 
 

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from masks.training import OPTIMIZERS, assert_same, batch, mlp, random_masks, train, weights
 from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 import prospr
-from masks.training import OPTIMIZERS, assert_same, batch, mlp, random_masks, train, weights
 from prospr import Masks
 from prospr.errors import MaskError
 

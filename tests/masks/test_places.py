@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from masks.training import OPTIMIZERS, STEPS, assert_held, random_masks, weights
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import prospr
-from masks.training import OPTIMIZERS, STEPS, assert_held, random_masks, weights
 
 
 class CalledTwice(nn.Module):

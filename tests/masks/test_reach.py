@@ -1,5 +1,7 @@
 """Which kept weights are on a path from input to output: small networks, by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -135,8 +137,10 @@ def test_transposed_convolution():
 
 @pytest.mark.parametrize(
     "norm",
-    [nn.BatchNorm1d(4), nn.LayerNorm((4, 5)), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True), nn.RMSNorm([4, 5])]
-    + [nn.LocalResponseNorm(2), nn.BatchNorm1d(4, track_running_stats=False)],
+    [
+        *(nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), nn.InstanceNorm1d(4, affine=True)),
+        *(nn.LayerNorm((4, 5)), nn.GroupNorm(2, 4), nn.RMSNorm([4, 5]), nn.LocalResponseNorm(2)),
+    ],
     ids=lambda norm: type(norm).__name__,
 )
 def test_the_shift_of_a_norm_is_no_signal(norm):
@@ -169,9 +173,12 @@ def test_a_maximum_lets_everything_through(pool):
 
 @pytest.mark.parametrize(
     "function",
-    [F.relu, F.leaky_relu, F.gelu, F.silu, torch.tanh, torch.relu, F.hardswish, lambda x: x.clamp(max=1e-3)]
-    + [lambda x: x.relu_(), lambda x: F.relu6(100 * x), lambda x: F.dropout(x, 0.9, training=True), nn.Dropout(0.9)]
-    + [nn.PReLU(), nn.SELU(), nn.Hardtanh(), torch.abs, lambda x: F.dropout1d(x[None], 0.9, training=True)[0]],
+    [
+        *(F.relu, F.leaky_relu, F.gelu, F.silu, torch.tanh, torch.relu, F.hardswish, lambda x: x.clamp(max=1e-3)),
+        *(lambda x: x.relu_(), lambda x: F.relu6(100 * x), nn.PReLU(), nn.SELU(), nn.Hardtanh(), torch.abs),
+        *(nn.Dropout(0.9), lambda x: F.dropout(x, 0.9, training=True)),
+        lambda x: F.dropout1d(x[None], 0.9, training=True)[0],
+    ],
 )
 def test_activations_and_dropout_are_open(function):
     model = Net(lambda m, x: m.b(function(m.a(x))), a=nn.Linear(3, 8), b=nn.Linear(8, 2))
@@ -193,6 +200,40 @@ def test_a_gate_without_input_is_not_shut(gate):
     assert look(model, cut(model, down__weight=ALL), x) == ({"a": 3, "down": 0, "up": 0, "out": 3}, True)
     # a channel that is dead is dead whatever its gate says
     assert look(model, cut(model, a__weight=0), x) == ({"a": 2, "down": 4, "up": 4, "out": 2}, True)
+
+
+def test_a_dilated_maximum_is_traced():
+    model = Net(
+        lambda m, x: m.out(F.max_pool1d(m.a(x)[None], 2, dilation=2)[0]), a=nn.Linear(3, 4), out=nn.Linear(1, 1)
+    )
+    found, connected = look(model, cut(model), torch.ones(1, 3))
+    assert connected is True
+    assert found["out"] == 1
+
+
+OUTPUTS = {
+    "tuple": lambda a, b: (a, b),
+    "dict": lambda a, b: {"a": a, "rest": [b, None, 3]},
+    "object": lambda a, b: SimpleNamespace(a=a, b=b, loss=None),
+    "indices": lambda a, b: (a, b, b.argmax(1)),
+}
+
+
+@pytest.mark.parametrize("form", OUTPUTS)
+def test_outputs_of_any_form(form):
+    model = Net(lambda m, x: OUTPUTS[form](m.a(x), m.b(x)), a=nn.Linear(3, 2), b=nn.Linear(3, 2))
+    assert look(model, cut(model, a__weight=ALL), torch.ones(1, 3)) == ({"a": 0, "b": 6}, True)
+
+
+def test_inputs_of_any_form():
+    model = Net(lambda m, x: m.a(x["x"]) + m.b(x["more"][0]), a=nn.Linear(3, 2), b=nn.Linear(2, 2))
+    example = {"x": torch.ones(1, 3), "more": [torch.ones(1, 2), "text"]}
+    assert look(model, cut(model, a__weight=0), example) == ({"a": 3, "b": 4}, True)
+
+
+def test_an_output_without_tensors_is_not_known():
+    model = Net(lambda m, x: m.a(x).tolist(), a=nn.Linear(3, 2))
+    assert look(model, cut(model), torch.ones(1, 3)) == ({"a": None}, None)
 
 
 def test_a_weight_that_only_meets_padding():

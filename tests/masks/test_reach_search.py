@@ -1,5 +1,7 @@
 """Effective masks against a search of all paths, for random masks."""
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -37,14 +39,14 @@ chances = st.sampled_from([0.2, 0.4, 0.6, 0.9])
 
 def random_edges(widths, chance, seed):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.rand(o, i, generator=generator) < chance for i, o in zip(widths, widths[1:], strict=False)]
+    return [torch.rand(o, i, generator=generator) < chance for i, o in itertools.pairwise(widths)]
 
 
 @settings(max_examples=100, deadline=None)
 @given(widths, chances, st.integers(0, 10_000))
 def test_perceptrons(widths, chance, seed):
     edges = random_edges(widths, chance, seed)
-    layers = [nn.Linear(i, o) for i, o in zip(widths, widths[1:], strict=False)]
+    layers = [nn.Linear(i, o) for i, o in itertools.pairwise(widths)]
     model = nn.Sequential(*(m for layer in layers for m in (layer, nn.BatchNorm1d(layer.out_features), nn.ReLU())))
     masks = {f"{3 * k}.weight": e for k, e in enumerate(edges)}
     expected = layers_on_paths(edges)
@@ -62,10 +64,8 @@ def test_perceptrons(widths, chance, seed):
 def test_convolutions(widths, chance, seed):
     """A kernel is on a path if its pair of channels is: all its kept weights are then effective."""
     generator = torch.Generator().manual_seed(seed)
-    kernels = [
-        torch.rand(o, i, 3, 3, generator=generator) < chance / 4 for i, o in zip(widths, widths[1:], strict=False)
-    ]
-    layers = [nn.Conv2d(i, o, 3, padding=1) for i, o in zip(widths, widths[1:], strict=False)]
+    kernels = [torch.rand(o, i, 3, 3, generator=generator) < chance / 4 for i, o in itertools.pairwise(widths)]
+    layers = [nn.Conv2d(i, o, 3, padding=1) for i, o in itertools.pairwise(widths)]
     model = nn.Sequential(*(m for layer in layers for m in (layer, nn.BatchNorm2d(layer.out_channels), nn.ReLU())))
     masks = {f"{3 * k}.weight": m for k, m in enumerate(kernels)}
     expected = layers_on_paths([k.flatten(2).any(2) for k in kernels])

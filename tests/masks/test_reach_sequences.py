@@ -101,9 +101,40 @@ def test_multihead_attention(settings, training):
     assert connected
     assert model.training is training
     rows = found["mix.in_proj_weight"].any(1).tolist()
-    assert rows == [False, False, True, True] + [False, False, True, True] + [True, True, True, False]
+    queries, keys, values = [False, False, True, True], [False, False, True, True], [True, True, True, False]
+    assert rows == [*queries, *keys, *values]
     assert torch.equal(found["mix.out_proj"], torch.tensor([[False] * 4] + [[True, True, True, False]] * 3))
     assert torch.equal(found["out"], torch.tensor([[False, True, True, True]] * 3))
+
+
+def test_attention_of_a_single_sequence():
+    model = Module(batch_first=True)
+    masks = everything(model)
+    masks["mix.in_proj_weight"][4 + 4] = False
+    found, _ = effective(model, masks, X[0])
+    assert torch.equal(found["mix.out_proj"], torch.tensor([[False, True, True, True]] * 4))
+
+
+def test_heads_that_share_keys_and_values():
+    """Grouped queries: four heads of width 1 read two heads of keys and values."""
+
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.out = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 3)
+
+        def forward(self, x):
+            q, k, v = (layer(x).unflatten(-1, (-1, 1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            return self.out(mixed.transpose(1, 2).flatten(-2))
+
+    model = Grouped()
+    masks = everything(model)
+    masks["v.weight"][1] = False  # read by the last two heads
+    found, _ = effective(model, masks, X)
+    assert torch.equal(found["out"], torch.tensor([[True, True, False, False]] * 3))
+    assert found["q"].any(1).tolist() == [True, True, False, False]
+    assert found["k"].any(1).tolist() == [True, False]
 
 
 def test_multihead_attention_with_separate_projections():

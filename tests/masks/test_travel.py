@@ -7,10 +7,10 @@ import warnings
 
 import pytest
 import torch
+from masks.training import OPTIMIZERS, assert_held, assert_same, batch, mlp, random_masks, train, weights
 from torch import nn
 
 import prospr
-from masks.training import OPTIMIZERS, assert_held, assert_same, batch, mlp, random_masks, train, weights
 
 
 def saved_and_loaded(model):

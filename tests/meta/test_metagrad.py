@@ -50,8 +50,8 @@ def test_equals_the_unrolled_graph(case, optimizer):
         assert relative_error(ours, theirs) < 1e-10, f"M = {steps}"
 
 
-# No forward-mode rule in PyTorch for group norm, SiLU and Hardswish; checkpointing forgets the tangents.
-ONLY_REVERSE = ("group-and-layer-norm", "frozen-unused-mixed-modes", "depthwise", "checkpointed")
+# No forward-mode rule in PyTorch for group norm and SiLU.
+ONLY_REVERSE = ("group-and-layer-norm", "frozen-unused-mixed-modes")
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name not in ONLY_REVERSE], ids=lambda c: c.name)

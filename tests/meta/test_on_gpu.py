@@ -30,8 +30,10 @@ def test_equals_the_cpu_in_float64(case, mode):
         for optimizer in (SGD(lr=0.1, momentum=0.9), AdamW(lr=0.01, eps=1e-3)):
             g = metagrad(loss, loss.params(), case.batches(4), optimizer, mode=mode)  # batches move by themselves
             results.setdefault(type(optimizer).__name__, []).append({n: t.cpu() for n, t in g.items()})
+    # cuDNN's float64 kernels round more than the CPU's; PyTorch's fused weight norm has float32 inside on a GPU
+    tolerance = 1e-5 if case.name == "weight-norm" else 1e-7
     for cpu, cuda in results.values():
-        assert relative_error(cuda, cpu) < 1e-7  # cuDNN's float64 kernels round more than the CPU's
+        assert relative_error(cuda, cpu) < tolerance
 
 
 @pytest.mark.parametrize("store", ["cpu", "recompute"])
@@ -55,11 +57,11 @@ def test_activations_do_not_grow_with_the_number_of_steps():
 
     def peak(steps):
         torch.cuda.reset_peak_memory_stats()
-        metagrad(loss, loss.params(), batches[: steps + 1], SGD(lr=0.01, momentum=0.9))
+        metagrad(loss, loss.params(), batches[: steps + 1], SGD(lr=0.01, momentum=0.9), capture=False)
         return torch.cuda.max_memory_allocated()
 
     peak(1)
-    assert peak(30) < 1.02 * peak(2)
+    assert peak(30) < 1.01 * peak(2)
 
 
 @pytest.mark.parametrize("name", ["dropout", "checkpointed", "residual", "lstm", "attention"])
@@ -73,7 +75,7 @@ def test_recorded_steps_equal_direct_ones(name):
         products = Products(loss)
         lam, exponent = adjoint(products, loss.params(), batches, optimizer)
         assert products.capture, "the recording was given up"
-        assert len(products._recordings) == 2
+        assert [r is not None for r in products._recordings.values()] == [True, True]
         assert relative_error({n: t * 2**exponent for n, t in lam.items()}, direct) < 1e-7
 
 

@@ -37,13 +37,16 @@ class Recording:
         torch.cuda.empty_cache()  # the graph has memory of its own; what the eager run freed would lie idle
         with torch.cuda.graph(self._graph, pool=pool):
             self._outputs = function(*self._inputs)
+        self._fixed, self._results = tensors(self._inputs), tensors(self._outputs)
 
     @torch.no_grad()
     def __call__(self, *inputs: Any) -> Any:
-        for fixed, new in zip(tensors(self._inputs), tensors(inputs), strict=True):
-            fixed.copy_(new, non_blocking=True)
+        torch._foreach_copy_(self._fixed, tensors(inputs), non_blocking=True)
         self._graph.replay()
-        return map_tensors(self._outputs, torch.clone)
+        results = [torch.empty_like(t) for t in self._results]
+        torch._foreach_copy_(results, self._results)
+        copies = iter(results)
+        return map_tensors(self._outputs, lambda _: next(copies))
 
 
 def tensors(tree: Any) -> list[Tensor]:

@@ -51,11 +51,11 @@ def batch_norm_double_backward(
     columns = min(64, triton.next_power_of_2(channels))
     height = 4096 // columns
     grid_c = triton.cdiv(channels, columns)
-    blocks = max(1, min(triton.cdiv(rows, height), 1024 // grid_c))
+    blocks = max(1, min(triton.cdiv(rows, height), 512 // grid_c))
     partial = torch.empty(blocks, 3, channels, dtype=x.dtype, device=x.device)
     _sums[(blocks, grid_c)](a, grad, x, mean, rstd, gb, partial, rows, channels, R=height, C=columns)
     coefficients = torch.empty(7, channels, dtype=x.dtype, device=x.device)
-    _coefficients[(grid_c,)](
+    _coefficients[(triton.cdiv(channels, min(16, columns)),)](
         partial,
         b.contiguous() if b is not None else mean,
         d.contiguous() if d is not None else mean,
@@ -71,7 +71,8 @@ def batch_norm_double_backward(
         HAS_B=b is not None,
         HAS_D=d is not None,
         HAS_W=weight is not None,
-        C=columns,
+        B=64,
+        C=min(16, columns),
     )
     out = torch.empty_like(grad)
     gx = torch.empty_like(x) if needs_x else out
@@ -127,6 +128,7 @@ if _HAVE_TRITON:
         HAS_B: tl.constexpr,
         HAS_D: tl.constexpr,
         HAS_W: tl.constexpr,
+        B: tl.constexpr,
         C: tl.constexpr,
     ):
         """The two results are linear in a, x and grad: their coefficients, one row each; the last row is z."""
@@ -134,14 +136,19 @@ if _HAVE_TRITON:
         live = c < channels
         mean = tl.load(mean_ptr + c, live, 0.0)
         r = tl.load(rstd_ptr + c, live, 0.0)
-        a_sum = tl.zeros((C,), mean.dtype)
-        a_xh = tl.zeros((C,), mean.dtype)
-        a_grad = tl.zeros((C,), mean.dtype)
-        for block in range(blocks):
-            at = partial_ptr + block * 3 * channels + c
-            a_sum += tl.load(at, live, 0.0)
-            a_xh += tl.load(at + channels, live, 0.0)
-            a_grad += tl.load(at + 2 * channels, live, 0.0)
+        s0 = tl.zeros((B, C), mean.dtype)
+        s1 = tl.zeros((B, C), mean.dtype)
+        s2 = tl.zeros((B, C), mean.dtype)
+        for start in range(0, blocks, B):
+            block = start + tl.arange(0, B)
+            inside = (block[:, None] < blocks) & live[None, :]
+            at = partial_ptr + block[:, None] * 3 * channels + c[None, :]
+            s0 += tl.load(at, inside, 0.0)
+            s1 += tl.load(at + channels, inside, 0.0)
+            s2 += tl.load(at + 2 * channels, inside, 0.0)
+        a_sum = tl.sum(s0, 0)
+        a_xh = tl.sum(s1, 0)
+        a_grad = tl.sum(s2, 0)
         w_r = r * tl.load(w_ptr + c, live, 0.0) if HAS_W else r
         q = tl.load(gw_ptr + c, live, 0.0) / rows
         g = tl.load(gb_ptr + c, live, 0.0) / rows

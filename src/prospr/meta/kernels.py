@@ -6,6 +6,7 @@ ordinary, tuned kernels. A few other operations have no second derivative at all
 plain formulas.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -43,19 +44,32 @@ def without_weight_gradients() -> Generator[None]:
         _skip.active = before
 
 
+def _quiet(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of an autograd.Function that calls plain operations: no mode needs to look at each of them."""
+
+    @functools.wraps(method)
+    def call(ctx, *args):
+        with torch._C.DisableTorchFunction():
+            return method(ctx, *args)
+
+    return call
+
+
 # ---------------------------------------------------------------------------------------------------- convolution
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, settings):
+    @_quiet
+    def forward(ctx: Any, x, weight, bias, settings):
         ctx.save_for_backward(x, weight)
         ctx.settings = settings
         ctx.leaf = weight.is_leaf
         return aten.convolution(x, weight, bias, *settings)
 
     @staticmethod
-    def backward(ctx, grad):
+    @_quiet
+    def backward(ctx: Any, grad):
         x, weight = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:3])
         value = needs[1] and not (_skip.active and ctx.leaf)
@@ -64,7 +78,8 @@ class _Convolution(torch.autograd.Function):
 
 class _ConvolutionBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, grad, x, weight, settings, needs, weight_value):
+    @_quiet
+    def forward(ctx: Any, grad, x, weight, settings, needs, weight_value):
         ctx.save_for_backward(grad, x, weight)
         ctx.set_materialize_grads(False)
         ctx.settings = settings
@@ -75,7 +90,8 @@ class _ConvolutionBackward(torch.autograd.Function):
         return gx, gw, gb
 
     @staticmethod
-    def backward(ctx, ggx, ggw, ggb):
+    @_quiet
+    def backward(ctx: Any, ggx, ggw, ggb):
         # The convolution is bilinear, so each term is one ordinary kernel.
         grad, x, weight = ctx.saved_tensors
         settings = ctx.settings
@@ -135,14 +151,16 @@ class _BatchNorm(torch.autograd.Function):
     """Batch norm with the statistics of the batch."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, eps):
+    @_quiet
+    def forward(ctx: Any, x, weight, bias, eps):
         out, mean, rstd = aten.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.eps = eps
         return out
 
     @staticmethod
-    def backward(ctx, grad):
+    @_quiet
+    def backward(ctx: Any, grad):
         x, weight, mean, rstd = ctx.saved_tensors
         gx, gw, gb = _BatchNormBackward.apply(grad, x, weight, mean, rstd, ctx.eps)
         needs = ctx.needs_input_grad
@@ -151,7 +169,8 @@ class _BatchNorm(torch.autograd.Function):
 
 class _BatchNormBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, grad, x, weight, mean, rstd, eps):
+    @_quiet
+    def forward(ctx: Any, grad, x, weight, mean, rstd, eps):
         scale = torch.ones_like(rstd) if weight is None else weight
         gx, gw, gb = aten.native_batch_norm_backward(
             grad, x, scale, None, None, mean, rstd, True, eps, [True, True, True]
@@ -161,7 +180,8 @@ class _BatchNormBackward(torch.autograd.Function):
         return gx, gw, gb
 
     @staticmethod
-    def backward(ctx, a, b, d):
+    @_quiet
+    def backward(ctx: Any, a, b, d):
         # With xh = (x - mean) r and U(t) = r (t - mean t - xh mean(t xh)), N elements a channel, and a, b, d the
         # cotangents of gx, gw, gb, the three results are linear in a, grad and xh with one coefficient a channel:
         #   cotangent of grad:    w U(a) + b xh + d

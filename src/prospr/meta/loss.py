@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 Params = dict[str, Tensor]
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
 ModelLoss = Callable[[nn.Module, Any], Tensor]
 
 
@@ -111,8 +114,11 @@ class PureLoss:
                     module._parameters[attribute] = tensor  # ty: ignore[invalid-assignment]
             copies: dict[int, Tensor] = {}
             for module, _, buffers, flat in before:
+                if type(module) in _BATCH_NORMS and module.training:
+                    # It only writes its statistics, and without them it has nothing to write: no copies to make.
+                    module._buffers.update(dict.fromkeys(_STATISTICS))
                 for attribute, buffer in buffers.items():
-                    if buffer is not None:
+                    if buffer is not None and module._buffers[attribute] is not None:
                         module._buffers[attribute] = copies.setdefault(id(buffer), buffer.detach().clone())
                 if isinstance(module, nn.RNNBase) and flat is not None:  # it keeps a second list of its weights
                     names = module._flat_weights_names

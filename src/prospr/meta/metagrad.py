@@ -5,7 +5,7 @@ Hessian-vector product a step. Activations are those of one step, whatever M is.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ from prospr.meta.trajectory import Moment, Store, trajectory
 __all__ = ["Order", "Trace", "adjoint", "metagrad", "take"]
 
 Order = Literal["exact", "first"]
+
+_RESCALE_EVERY = 4  # steps; a cotangent that grows a hundredfold each step stays far inside float32 between two of them
 
 
 @dataclass
@@ -78,8 +80,9 @@ def metagrad(
     """
     products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed, capture=capture)
     lam, exponent = adjoint(products, params, batches, optimizer, steps=steps, order=order, store=store, trace=trace)
-    result = {name: torch.ldexp(t, exponent.to(t.device, t.dtype)).contiguous() for name, t in lam.items()}
-    if not all(bool(torch.isfinite(t).all()) for t in result.values()):
+    result = dict(zip(lam, _scaled(list(lam.values()), torch.exp2(exponent)), strict=True))
+    result = {name: t.contiguous() for name, t in result.items()}
+    if not torch.isfinite(_gathered(torch._foreach_norm(list(result.values()), float("inf")))).all():
         raise DerivativeError(
             f"the meta-gradient overflowed: its largest entry is near 2^{exponent.item():.0f}. Lower the inner "
             'learning rate (lr="auto" finds a stable one), take fewer steps, or use float64'
@@ -114,7 +117,8 @@ def adjoint(
             lam = _first_order(products, params, batches, optimizer, steps, losses)
             exponent = torch.zeros((), dtype=torch.float64)
         else:
-            lam, exponent = _exact(products, params, batches, optimizer, steps, store, losses, norms)
+            watch = None if trace is None else norms
+            lam, exponent = _exact(products, params, batches, optimizer, steps, store, losses, watch)
         if trace is not None:
             trace.losses[:] = torch.stack(losses).tolist()
             trace.norms[:] = torch.stack(norms[::-1] or [_norm(lam)]).tolist()
@@ -161,9 +165,10 @@ def _exact(products, params, batches, optimizer, steps, store, losses, norms) ->
     value, lam = products.gradient(w, batch_of[total], total)
     losses.append(value)
     _check_losses(losses)
-    norms.append(_norm(lam))
+    if norms is not None:
+        norms.append(_norm(lam))
 
-    exponent = torch.zeros((), dtype=torch.float64, device=norms[0].device)
+    exponent = torch.zeros((), dtype=torch.float64, device=value.device)
     lam_state: State = {name: tuple(torch.zeros_like(s) for s in parts) for name, parts in state.items()}
     del state, w
     for step in reversed(range(total)):
@@ -172,9 +177,11 @@ def _exact(products, params, batches, optimizer, steps, store, losses, norms) ->
         if on_grads is not None:
             lam = _add(lam, products.hvp(w, batch_of[step], on_grads, step))
         del w, grads, state, on_grads
-        lam, lam_state, shift = _rescale(lam, lam_state)
-        exponent = exponent + shift
-        norms.append(_norm(lam) * torch.exp2(exponent))
+        if step % _RESCALE_EVERY == 0:
+            lam, lam_state, shift = _rescale(lam, lam_state)
+            exponent = exponent + shift
+        if norms is not None:
+            norms.append(_norm(lam) * torch.exp2(exponent))
     return lam, exponent
 
 
@@ -210,23 +217,37 @@ def _add(a: Params, b: Params) -> Params:
 
 
 def _norm(lam: Params) -> Tensor:
-    norms = torch._foreach_norm(list(lam.values()))
-    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float64) for n in norms]))
+    return torch.linalg.vector_norm(_gathered(torch._foreach_norm(list(lam.values()))))
 
 
 def _rescale(lam: Params, lam_state: State) -> tuple[Params, State, Tensor]:
     """Divide all cotangents by one power of two, so that the largest entry of lam is near 1: exact, and no overflow."""
-    largest = torch._foreach_norm(list(lam.values()), float("inf"))
-    size = torch.stack([s.to(largest[0].device, torch.float64) for s in largest]).max()
+    size = _gathered(torch._foreach_norm(list(lam.values()), float("inf"))).max()
     usable = torch.isfinite(size) & (size > 0)
     shift = torch.where(usable, torch.floor(torch.log2(torch.where(usable, size, 1.0))), 0.0)
-    factor = torch.exp2(-shift)
-    scale = lambda t: t * factor.to(t.device, t.dtype)  # noqa: E731
+    parts = [*lam.values(), *(t for parts in lam_state.values() for t in parts)]
+    scaled = iter(_scaled(parts, torch.exp2(-shift)))
     return (
-        {name: scale(t) for name, t in lam.items()},
-        {name: tuple(scale(t) for t in parts) for name, parts in lam_state.items()},
+        {name: next(scaled) for name in lam},
+        {name: tuple(next(scaled) for _ in parts) for name, parts in lam_state.items()},
         shift,
     )
+
+
+def _scaled(parts: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """Each times one number that stays on its device: one kernel where all are of one kind."""
+    kinds = {(t.device, t.dtype) for t in parts}
+    if len(kinds) == 1:
+        device, dtype = next(iter(kinds))
+        return list(torch._foreach_mul(parts, factor.to(device, dtype)))
+    return [t * factor.to(t.device, t.dtype) for t in parts]
+
+
+def _gathered(numbers: Sequence[Tensor]) -> Tensor:
+    """Scalars of any device and type as one float64 vector."""
+    if len({(t.device, t.dtype) for t in numbers}) == 1:
+        return torch.stack(list(numbers)).double()
+    return torch.stack([t.to(numbers[0].device, torch.float64) for t in numbers])
 
 
 def _check_losses(losses: list[Tensor]) -> None:

@@ -1,5 +1,6 @@
 """Gradient and Hessian-vector product of one batch, or of one batch in pieces."""
 
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -14,7 +15,10 @@ from prospr.meta.capture import Recording, signature, tensors
 from prospr.meta.kernels import ForwardOverReverse, ReverseOverReverse, without_weight_gradients
 from prospr.meta.loss import Params, PureLoss, replay
 
-_WORTH_RECORDING = 6  # evaluations: recording one costs about as much as two to four
+# A recording costs some five evaluations. Where launching kernels is what takes the time, it saves half of each; where
+# the GPU is busy throughout, a few percent.
+_PAYS_WHERE_LAUNCHING = 8
+_PAYS_ANYWHERE = 100
 
 __all__ = ["Mode", "Products", "gradient", "hvp"]
 
@@ -94,10 +98,10 @@ class Products:
         self.layout = torch.channels_last
         self.capture = capture
         self.expected = 1  # how often each of the two will be evaluated: a recording must pay for itself
-        self._recordings: dict[Any, Recording] = {}
+        self._recordings: dict[Any, Recording | None] = {}  # None: looked at, and it would not pay
         self._recording = False
         self._pool: Any = None
-        self._walked = False  # whether the graph of a gradient was looked through
+        self._walked = False  # whether the graph of the loss was looked through
         if micro_batch is not None and isinstance(loss, PureLoss) and (mixed := loss.batch_statistics()):
             warnings.warn(
                 f"micro_batch={micro_batch} is not exact here: {_some(mixed)} take statistics over the batch, and "
@@ -139,11 +143,21 @@ class Products:
             return self._in_layout(function, params, batch, vector, step, seed)
         inputs = (dict(params), batch, dict(vector))
         key = (getattr(function, "__name__", ""), signature(inputs))
-        if key in self._recordings:
+        recording = self._recordings.get(key)
+        if recording is not None:
             with replay(seed, [device]):
-                return self._recordings[key](*inputs)
+                return recording(*inputs)
+        recordable = self.expected >= _PAYS_WHERE_LAUNCHING and key[1] is not None and len(self._recordings) < 4
+        if not recordable or key in self._recordings:
+            return self._in_layout(function, params, batch, vector, step, seed)
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
         result = self._in_layout(function, params, batch, vector, step, seed)
-        if self.expected >= _WORTH_RECORDING and key[1] is not None and len(self._recordings) < 4:
+        launched = time.perf_counter()
+        self._recordings[key] = None
+        torch.cuda.synchronize(device)
+        waiting = (launched - start) > 0.95 * (time.perf_counter() - start)  # the GPU was done when Python was
+        if waiting or self.expected >= _PAYS_ANYWHERE:
             self._record(key, function, inputs, device, result, step, seed)
         return result
 
@@ -205,6 +219,9 @@ class Products:
     def _reverse_over_reverse(self, params, batch, vector, step: int, seed: int) -> Params:
         with self._evaluation(params, seed, ReverseOverReverse()) as leaves:
             loss = self._value(leaves, batch, step)
+            if not self._walked:
+                _refuse_once_differentiable(loss)
+                self._walked = True
             inputs = list(leaves.values())
             with without_weight_gradients():
                 grads = _grad([loss], inputs, [torch.ones_like(loss)], create_graph=True)
@@ -212,9 +229,6 @@ class Products:
             outputs = [
                 (g, vector[name]) for name, g in zip(leaves, grads, strict=True) if g is not None and g.requires_grad
             ]
-            if not self._walked:
-                _refuse_once_differentiable([g for g, _ in outputs])
-                self._walked = True
             if not outputs:
                 return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
             products = _grad([g for g, _ in outputs], inputs, [v for _, v in outputs])
@@ -292,19 +306,19 @@ def _grad(outputs, inputs, cotangents, create_graph: bool = False) -> tuple[Tens
     )
 
 
-def _refuse_once_differentiable(grads: list[Tensor]) -> None:
+def _refuse_once_differentiable(loss: Tensor) -> None:
     """A function marked once_differentiable ends the graph of its gradient, and PyTorch would silently add nothing."""
     seen = set()
-    ahead = [g.grad_fn for g in grads]
+    ahead = [loss.grad_fn]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name() == "torch::autograd::Error":
-            raise NotImplementedError(
-                "a custom autograd.Function is marked once_differentiable: its second derivative is not implemented"
-            )
+        backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None)  # of a Function in Python
+        code = getattr(backward, "__code__", None)
+        if code is not None and code.co_filename == torch.autograd.function.__file__:  # PyTorch's wrapper around it
+            raise NotImplementedError(f"{node.name()} is marked once_differentiable: its derivative is not implemented")
         ahead.extend(following for following, _ in node.next_functions)
 
 

@@ -61,13 +61,10 @@ def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
             raise ModelError(
                 f"{type(module).__name__} has no weights yet; run the model once on a batch, then prune it"
             )
-        if p is None or p.dim() < 2:
+        if p is None or p.dim() < 2 or attribute.startswith("bias"):  # attention has biases of three dimensions
             continue
-        if isinstance(module, _LINEAR_MAPS):
-            if attribute == "weight":
-                yield p
-        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)) and p is not getattr(
-            module, "bias_k", None
+        if isinstance(module, (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)) or (
+            isinstance(module, _LINEAR_MAPS) and attribute == "weight"
         ):
             yield p
 
@@ -91,10 +88,19 @@ class Problem:
         named = dict(self.model.named_parameters())
         return {name: named[name].detach() for name in self.names}
 
-    def data(self) -> Iterable[Any]:
+    def data(self) -> Iterator[Any]:
         if self.batches is None:
             raise BatchError("this method looks at data; pass batches, for instance a DataLoader")
-        return self.batches
+        return iterate(self.batches)
+
+
+def iterate(batches: Iterable[Any]) -> Iterator[Any]:
+    try:
+        return iter(batches)
+    except TypeError:
+        raise BatchError(
+            f"batches must be an iterable of batches, such as a DataLoader or a list; got {type(batches).__name__}"
+        ) from None
 
 
 @dataclass(frozen=True)

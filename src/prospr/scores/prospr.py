@@ -73,16 +73,14 @@ class ProsPr(Score):
                     "or leave it out of prunable="
                 )
         batches: Iterable[Any] = problem.data()
-        if self.same_batch or (self.lr == "auto" and self.steps > 0):
-            batches = iter(batches)
-            first = next(batches, None)
-            if first is None:
-                raise BatchError("batches is empty; pass at least one batch")
-            batches = [first] * (self.steps + 1) if self.same_batch else itertools.chain([first], batches)
+        first = list(itertools.islice(batches, 1))
+        if not first:
+            raise BatchError("batches is empty; pass at least one batch (was it an iterator that is used up?)")
+        batches = first * (self.steps + 1) if self.same_batch else itertools.chain(first, batches)
         with training_mode(problem.model):
             lr = self.lr
             if lr == "auto":
-                lr = self._stable_lr(loss, params, first, problem.seed) if self.steps > 0 else 0.0
+                lr = self._stable_lr(loss, params, first[0], problem.seed) if self.steps > 0 else 0.0
             products = Products(
                 loss, mode=self.mode, micro_batch=self.micro_batch, seed=problem.seed, capture=self.capture
             )

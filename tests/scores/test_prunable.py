@@ -1,0 +1,97 @@
+"""Which parameters may be pruned."""
+
+import pytest
+import torch
+from cases import BY_NAME
+from torch import nn
+
+import prospr
+from prospr.errors import ModelError
+
+
+class Everything(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 4))
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.up = nn.ConvTranspose3d(1, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+        self.group = nn.GroupNorm(1, 2)
+        self.embed = nn.Embedding(5, 4)
+        self.fc = nn.Linear(4, 4)
+        self.pair = nn.Bilinear(4, 4, 2)
+        self.attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+        self.rnn = nn.GRU(4, 3)
+        self.prelu = nn.PReLU()
+
+
+def test_by_default():
+    assert list(prospr.prunable(Everything())) == [
+        *("conv.weight", "up.weight", "fc.weight", "pair.weight"),
+        *("attention.in_proj_weight", "attention.out_proj.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0"),
+    ]
+
+
+def test_the_parameters_themselves():
+    model = Everything()
+    assert prospr.prunable(model)["fc.weight"] is model.fc.weight
+
+
+def test_frozen_parameters_are_left_out():
+    assert list(prospr.prunable(BY_NAME["frozen-unused-mixed-modes"].model())) == [
+        *("conv.weight", "unused.weight", "head.weight"),
+    ]
+
+
+def test_a_tied_weight_counts_once():
+    assert list(prospr.prunable(BY_NAME["tied"].model())) == ["embed.weight", "body.weight"]
+
+
+def test_by_names_in_the_models_order():
+    chosen = prospr.prunable(Everything(), ["pair.weight", "embed.weight", "norm.weight"])
+    assert list(chosen) == ["norm.weight", "embed.weight", "pair.weight"]
+    assert list(prospr.prunable(Everything(), iter(["fc.weight"]))) == ["fc.weight"]
+
+
+def test_by_a_function():
+    chosen = prospr.prunable(Everything(), lambda name, p: name.startswith("fc") or p.dim() == 5)
+    assert list(chosen) == ["up.weight", "fc.weight", "fc.bias"]
+
+
+@pytest.mark.parametrize("wrap", [lambda m: nn.DataParallel(m), torch.compile])
+def test_wrappers_leave_no_prefix(wrap):
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert list(prospr.prunable(wrap(model))) == ["0.weight"]
+
+
+def test_an_unknown_name():
+    with pytest.raises(
+        ModelError, match=r"prunable names 'fc\.wieght', which is not a parameter; the model has token, "
+    ):
+        prospr.prunable(Everything(), ["fc.wieght"])
+
+
+@pytest.mark.parametrize("which", [[], lambda name, p: False])
+def test_none_chosen(which):
+    with pytest.raises(ModelError, match=r"prunable= chose none of the 2 parameters: weight, bias"):
+        prospr.prunable(nn.Linear(2, 2), which)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.ReLU(), nn.BatchNorm2d(3), nn.Linear(2, 2).requires_grad_(False), nn.Embedding(3, 2)],
+    ids=lambda m: type(m).__name__,
+)
+def test_nothing_to_prune(model):
+    with pytest.raises(ModelError, match=f"{type(model).__name__} has nothing to prune: no trainable weight"):
+        prospr.prunable(model)
+
+
+def test_complex_weights():
+    with pytest.raises(ModelError, match=r"weight: a parameter of type torch\.complex64 cannot be pruned"):
+        prospr.prunable(nn.Linear(2, 2, dtype=torch.complex64))
+
+
+def test_a_layer_without_weights_yet():
+    with pytest.raises(ModelError, match="LazyLinear has no weights yet; run the model once"):
+        prospr.prunable(nn.Sequential(nn.LazyLinear(3)))
