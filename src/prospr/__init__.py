@@ -8,12 +8,16 @@
 0.9
 """
 
-from prospr import errors, masks, meta
-from prospr.errors import PruningError
-from prospr.masks import Masks, inspect, select
-from prospr.methods import Method, methods
-from prospr.pruning import prune, score
-from prospr.scores import Magnitude, ProsPr, Random, Score, Snip, prunable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prospr import errors, masks, meta
+    from prospr.errors import PruningError
+    from prospr.masks import Masks, inspect, select
+    from prospr.pruning import prune, score
+    from prospr.registry import Method, methods
+    from prospr.scores import Magnitude, ProsPr, Random, Score, Snip, prunable
 
 __version__ = "0.1.0"
 
@@ -36,3 +40,26 @@ __all__ = [
     "score",
     "select",
 ]
+
+# Where each name lives. They are looked up when first used: a command's --help need not wait for torch.
+_HOMES = {
+    "prospr": ("errors", "masks", "meta"),
+    "prospr.errors": ("PruningError",),
+    "prospr.masks": ("Masks", "inspect", "select"),
+    "prospr.pruning": ("prune", "score"),
+    "prospr.registry": ("Method", "methods"),
+    "prospr.scores": ("Magnitude", "ProsPr", "Random", "Score", "Snip", "prunable"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = import_module(f"prospr.{name}") if home == "prospr" else getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'prospr' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

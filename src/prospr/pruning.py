@@ -13,7 +13,7 @@ from prospr.masks.masks import Masks
 from prospr.masks.reach import Call, reach
 from prospr.masks.select import Scope, select
 from prospr.meta.loss import ModelLoss, PureLoss, cross_entropy, replay, unwrap
-from prospr.methods import Method, find
+from prospr.registry import Method, find
 from prospr.scores.base import Problem, Score, Scores, Which, iterate
 from prospr.scores.base import prunable as find_prunable
 

@@ -187,6 +187,10 @@ def test_histogram():
     }
 
 
+def test_a_score_on_an_edge_is_in_the_upper_bin():
+    assert histogram({"a": torch.tensor([1.0, 10.0, 100.0])}, bins=2)[1]["a"].tolist() == [1, 2]
+
+
 def test_histogram_of_one_value():
     edges, counts = histogram({"a": torch.full((3,), 10.0)}, bins=2)
     assert edges.tolist() == [1.0, 1.5, 2.0]

@@ -1,44 +1,12 @@
 """Which kept weights are on a path from input to output: small networks, by hand."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
+from masks.graphs import ALL, Net, cut, look
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import prospr
-
-
-class Net(nn.Module):
-    """A network from its layers and a function."""
-
-    def __init__(self, forward, **layers):
-        super().__init__()
-        self.function = forward
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *args):
-        return self.function(self, *args)
-
-
-def cut(model, **gone):
-    """Masks that keep everything but the entries named: layer__attribute=index."""
-    masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in prospr.prunable(model).items()}
-    for name, index in gone.items():
-        masks[name.replace("__", ".")][index] = False
-    return prospr.Masks(masks)
-
-
-def look(model, masks, *example):
-    """(effective weights by layer, connected)."""
-    found = prospr.inspect(model, masks, example)
-    return {layer.name.removesuffix(".weight"): layer.effective for layer in found.layers}, found.connected
-
-
-ALL = (slice(None),)
 
 
 def test_a_unit_without_inputs():
@@ -129,10 +97,20 @@ def test_transposed_convolution():
         up=nn.ConvTranspose2d(3, 4, 2, stride=2),
         out=nn.Linear(4, 1),
     )
-    masks = cut(model, a__weight=0, up__weight=(slice(None), 3))
+    masks = cut(model, a__weight=0, up__weight=(slice(None), slice(2, 4)))
     found = prospr.inspect(model, masks, torch.ones(1, 1, 3, 3))
-    assert [layer.effective for layer in found.layers] == [2, 2 * 3 * 4, 3]
-    assert [layer.dead_channels for layer in found.layers] == [1, 1, 0]
+    assert [layer.effective for layer in found.layers] == [2, 2 * 2 * 4, 2]
+    assert [layer.dead_channels for layer in found.layers] == [1, 2, 0]
+    assert [layer.channels for layer in found.layers] == [3, 4, 1]
+
+
+def test_transposed_convolution_in_groups():
+    """Inputs 0 and 1 feed outputs 0 to 2, inputs 2 and 3 the outputs 3 to 5; the weight is (4, 3, 1)."""
+    model = Net(lambda m, x: m.up(x), up=nn.ConvTranspose1d(4, 6, 1, groups=2))
+    masks = cut(model, up__weight=(slice(0, 2), 1))
+    found = prospr.inspect(model, masks, torch.ones(1, 4, 5))
+    assert (found.layers[0].channels, found.layers[0].dead_channels, found.layers[0].effective) == (6, 1, 10)
+    assert str(found).splitlines()[1].split()[6] == "1/6"
 
 
 @pytest.mark.parametrize(
@@ -211,31 +189,6 @@ def test_a_dilated_maximum_is_traced():
     assert found["out"] == 1
 
 
-OUTPUTS = {
-    "tuple": lambda a, b: (a, b),
-    "dict": lambda a, b: {"a": a, "rest": [b, None, 3]},
-    "object": lambda a, b: SimpleNamespace(a=a, b=b, loss=None),
-    "indices": lambda a, b: (a, b, b.argmax(1)),
-}
-
-
-@pytest.mark.parametrize("form", OUTPUTS)
-def test_outputs_of_any_form(form):
-    model = Net(lambda m, x: OUTPUTS[form](m.a(x), m.b(x)), a=nn.Linear(3, 2), b=nn.Linear(3, 2))
-    assert look(model, cut(model, a__weight=ALL), torch.ones(1, 3)) == ({"a": 0, "b": 6}, True)
-
-
-def test_inputs_of_any_form():
-    model = Net(lambda m, x: m.a(x["x"]) + m.b(x["more"][0]), a=nn.Linear(3, 2), b=nn.Linear(2, 2))
-    example = {"x": torch.ones(1, 3), "more": [torch.ones(1, 2), "text"]}
-    assert look(model, cut(model, a__weight=0), example) == ({"a": 3, "b": 4}, True)
-
-
-def test_an_output_without_tensors_is_not_known():
-    model = Net(lambda m, x: m.a(x).tolist(), a=nn.Linear(3, 2))
-    assert look(model, cut(model), torch.ones(1, 3)) == ({"a": None}, None)
-
-
 def test_a_weight_that_only_meets_padding():
     model = Net(lambda m, x: m.a(x), a=nn.Conv2d(1, 2, 3, padding=1))
     assert look(model, cut(model), torch.ones(1, 1, 1, 1)) == ({"a": 2}, True)
@@ -246,32 +199,3 @@ def test_tokens():
     x = torch.tensor([[1, 2]])
     assert look(model, cut(model), x) == ({"out": 6}, True)
     assert look(model, cut(model, out__weight=ALL), x) == ({"out": 0}, False)
-
-
-def test_checkpointing_and_writing_into_the_input():
-    def forward(m, x):
-        x += 1
-        return m.b(checkpoint(lambda y: F.relu(m.a(y)), x, use_reentrant=False))
-
-    model = Net(forward, a=nn.Linear(3, 2), b=nn.Linear(2, 2))
-    assert look(model, cut(model, a__weight=1), torch.ones(1, 3)) == ({"a": 3, "b": 2}, True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_types(dtype):
-    model = Net(lambda m, x: m.b(m.a(x).to(dtype)), a=nn.Linear(3, 2), b=nn.Linear(2, 2)).to(dtype)
-    assert look(model, cut(model, a__weight=1), torch.ones(1, 3, dtype=dtype))[0] == {"a": 3, "b": 2}
-
-
-def test_a_deep_network_does_not_underflow():
-    model = nn.Sequential(*(nn.Linear(30, 30) for _ in range(200)))
-    masks = {f"{i}.weight": torch.rand(30, 30) > 0.5 for i in range(200)}
-    assert prospr.inspect(model, masks, torch.ones(1, 30)).effective_density == prospr.Masks(masks).density
-
-
-def test_what_cannot_be_traced_is_not_known():
-    def forward(m, x):
-        return m.b(m.a(x).detach().to(torch.int64).float() / (x.sum() - x.sum()))
-
-    model = Net(forward, a=nn.Linear(3, 2), b=nn.Linear(2, 2))
-    assert look(model, cut(model), torch.ones(1, 3)) == ({"a": None, "b": None}, None)

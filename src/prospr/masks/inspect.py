@@ -24,6 +24,7 @@ class Layer:
     shape: tuple[int, ...]
     kept: int
     effective: int | None  # of the kept, those on a path from input to output; None where that is not known
+    channels: int  # its outputs
     dead_channels: int | None  # outputs without an effective weight
     flops: int  # of one forward pass, dense; 0 where the module's own operations are not counted
     sparse_flops: int  # the same, with the pruned weights left out
@@ -62,7 +63,7 @@ class Inspection:
         rows: list[tuple[Any, ...]] = [("layer", "shape", "kept", "of", "density", "effective", "dead", "MFLOPs")]
         for layer in self.layers:
             effective = "?" if layer.effective is None else f"{layer.effective / layer.total:.2%}"
-            dead = "?" if layer.dead_channels is None else f"{layer.dead_channels}/{layer.shape[0]}"
+            dead = "?" if layer.dead_channels is None else f"{layer.dead_channels}/{layer.channels}"
             shape = "x".join(map(str, layer.shape))
             density = f"{layer.kept / layer.total:.2%}"
             flops = f"{layer.sparse_flops / 1e6:.3g}/{layer.flops / 1e6:.3g}"
@@ -104,24 +105,22 @@ def inspect(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Insp
         )
         flops = by_module.get(path, 0) if alone else 0
         kept = int(mask.sum())
-        live = outputs = None
+        effective = dead = None
         if reached is not None and mask.dim() > 1:  # scales and biases are no edges of a path
             live = reached.effective[name]
-            axis = 1 if isinstance(module, nn.modules.conv._ConvTransposeNd) else 0
-            outputs = int((~live.movedim(axis, 0).flatten(1).any(1)).sum())
-        layers.append(
-            Layer(
-                name,
-                tuple(mask.shape),
-                kept,
-                None if live is None else int(live.sum()),
-                outputs,
-                flops,
-                flops * kept // mask.numel(),
-            )
-        )
+            effective, dead = int(live.sum()), int((~_by_output(module, live).flatten(1).any(1)).sum())
+        channels = len(_by_output(module, mask)) if mask.dim() else 1
+        sparse = flops * kept // mask.numel()
+        layers.append(Layer(name, tuple(mask.shape), kept, effective, channels, dead, flops, sparse))
     saved = sum(layer.flops - layer.sparse_flops for layer in layers)
     return Inspection(tuple(layers), total, total - saved, reached.connected if reached is not None else None)
+
+
+def _by_output(module: nn.Module, mask: Tensor) -> Tensor:
+    """The mask with one row an output; a transposed convolution's weight is (inputs, outputs of a group, ...)."""
+    if not isinstance(module, nn.modules.conv._ConvTransposeNd) or mask.dim() < 2:
+        return mask
+    return mask.unflatten(0, (module.groups, -1)).movedim(2, 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,10 @@ def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torc
     closed, embedded = _recurrent_biases(model), _embeddings(model)
     for name, p in model.named_parameters():
         noise = positive(p.detach()) * (id(p) not in closed)
-        if name in masks:
-            mask = masks[name].to(p.device)
-            fan_in = mask.flatten(1).sum(1).clamp(min=1) if mask.dim() > 1 else mask.sum().clamp(min=1)
-            noise = noise * mask / fan_in.reshape(-1, *[1] * (mask.dim() - 1))  # activations stay near 1
+        mask = masks[name].to(p.device) if name in masks else torch.ones_like(p, dtype=torch.bool)
+        if p.dim() > 1:  # activations stay near 1
+            noise = noise / mask.flatten(1).sum(1).clamp(min=1).reshape(-1, *[1] * (p.dim() - 1))
+        noise = noise * mask
         params[name] = noise.requires_grad_(name in masks or id(p) in embedded)
         if id(p) in embedded:
             sources.append(params[name])
