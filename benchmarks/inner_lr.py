@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def run(job: Job) -> list[dict]:
-    """Score once, then train at each sparsity. For one seed the init, the data order and the augmentation are the same."""
+    """Score once, then train at each sparsity. One seed gives every setting the same init, data order and crops."""
     warnings.simplefilter("ignore")
     device = torch.device(job.device)
     torch.set_num_threads(1)

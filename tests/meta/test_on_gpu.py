@@ -74,8 +74,8 @@ def test_recorded_steps_equal_direct_ones(name):
         direct = metagrad(loss, loss.params(), batches, optimizer, capture=False)
         products = Products(loss)
         lam, exponent = adjoint(products, loss.params(), batches, optimizer)
-        assert products.capture, "the recording was given up"
-        assert [r is not None for r in products._recordings.values()] == [True, True]
+        assert products.recorder.enabled, "the recording was given up"
+        assert [r is not None for r in products.recorder._recordings.values()] == [True, True]
         assert relative_error({n: t * 2**exponent for n, t in lam.items()}, direct) < 1e-7
 
 

@@ -88,6 +88,46 @@ def test_after_a_loss_that_fails(case, when):
     snapshot.check()
 
 
+class Writing(nn.Module):
+    """Every kind of buffer that a forward pass writes to."""
+
+    class OwnNorm(nn.BatchNorm1d):
+        def forward(self, x):
+            self.running_mean.add_(1)
+            return super().forward(x)
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.norms = nn.Sequential(self.OwnNorm(6), nn.BatchNorm1d(6, momentum=None), nn.BatchNorm1d(6, affine=False))
+        self.instance = nn.InstanceNorm1d(2, track_running_stats=True)
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+        self.out = nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("hidden", torch.zeros(6), persistent=False)
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.spectral(self.norms(self.first(x)))
+        self.hidden = x.detach().mean(0)
+        return self.out(self.instance(x.unflatten(1, (2, 3))).flatten(1))
+
+
+@pytest.mark.parametrize("method", ["prospr", "snip"])
+def test_buffers_that_a_forward_pass_writes_to(method):
+    model = Writing().double()
+    hidden = model.hidden
+    snapshot = Snapshot(model)
+    prospr.score(model, CASES[0].batches(4), method=method)
+    snapshot.check()
+    assert model.hidden is hidden
+    prospr.prune(model, CASES[0].batches(4), 0.5, method=method)
+    assert model.calls == 0
+    assert not model.hidden.any()
+    assert all(norm.num_batches_tracked == 0 for norm in model.norms)
+    assert not model.instance.running_mean.any()
+
+
 def test_after_batches_that_fail():
     case = CASES[0]
 

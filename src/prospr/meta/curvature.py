@@ -51,7 +51,7 @@ def extreme_eigenvalues(
     if most < 1:
         raise SettingError(f"most={most}: use at least 1 product")
     products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed)
-    products.expected = min(most, 10)  # that many it takes as a rule
+    products.recorder.expected = min(most, 10)  # that many it takes as a rule
     v = _unit(_noise(params, seed))
     previous: Params | None = None
     alphas: list[Tensor] = []

@@ -127,7 +127,7 @@ def adjoint(
 
 def _first_order(products, params, batches, optimizer, steps, losses) -> Params:
     """The gradient at w_M. One batch and one set of weights at a time: the last batch is the one none follows."""
-    products.expected = steps or 1
+    products.recorder.expected = steps or 1
     w = products.laid_out(params)
     state = optimizer.init_all(w)
     last: Any = None
@@ -145,7 +145,8 @@ def _first_order(products, params, batches, optimizer, steps, losses) -> Params:
 
 def _exact(products, params, batches, optimizer, steps, store, losses, norms) -> tuple[Params, Tensor]:
     batch_of = list(take(batches, steps))
-    total = products.expected = len(batch_of) - 1
+    total = len(batch_of) - 1
+    products.recorder.expected = total
 
     def advance(w: Params, state: State, step: int) -> tuple[Moment, Params, State]:
         value, grads = products.gradient(w, batch_of[step], step)

@@ -1,6 +1,5 @@
 """Gradient and Hessian-vector product of one batch, or of one batch in pieces."""
 
-import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -11,14 +10,9 @@ import torch.autograd.forward_ad as fwad
 from torch import Tensor
 
 from prospr.errors import BatchError, DerivativeError, InexactWarning, LossError, SettingError
-from prospr.meta.capture import Recording, signature, tensors
+from prospr.meta.capture import Recorder
 from prospr.meta.kernels import ForwardOverReverse, ReverseOverReverse, without_weight_gradients
 from prospr.meta.loss import Params, PureLoss, replay
-
-# A recording costs some five evaluations. Where launching kernels is what takes the time, it saves half of each; where
-# the GPU is busy throughout, a few percent.
-_PAYS_WHERE_LAUNCHING = 8
-_PAYS_ANYWHERE = 100
 
 __all__ = ["Mode", "Products", "gradient", "hvp"]
 
@@ -96,11 +90,7 @@ class Products:
         # Channels last is what convolutions run fastest in. A network that calls .view on its activations cannot have
         # it; the first evaluation finds out.
         self.layout = torch.channels_last
-        self.capture = capture
-        self.expected = 1  # how often each of the two will be evaluated: a recording must pay for itself
-        self._recordings: dict[Any, Recording | None] = {}  # None: looked at, and it would not pay
-        self._recording = False
-        self._pool: Any = None
+        self.recorder = Recorder(capture)
         self._walked = False  # whether the graph of the loss was looked through
         if micro_batch is not None and isinstance(loss, PureLoss) and (mixed := loss.batch_statistics()):
             warnings.warn(
@@ -137,51 +127,8 @@ class Products:
         return total
 
     def _evaluate(self, function: Callable, params, batch, vector, step: int, seed: int) -> Any:
-        """By replaying a recording where there is one, else directly; and then record it if that will pay."""
-        device = next((p.device for p in params.values()), None)
-        if not self.capture or device is None or device.type != "cuda":
-            return self._in_layout(function, params, batch, vector, step, seed)
-        inputs = (dict(params), batch, dict(vector))
-        key = (getattr(function, "__name__", ""), signature(inputs))
-        recording = self._recordings.get(key)
-        if recording is not None:
-            with replay(seed, [device]):
-                return recording(*inputs)
-        recordable = self.expected >= _PAYS_WHERE_LAUNCHING and key[1] is not None and len(self._recordings) < 4
-        if not recordable or key in self._recordings:
-            return self._in_layout(function, params, batch, vector, step, seed)
-        torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        result = self._in_layout(function, params, batch, vector, step, seed)
-        launched = time.perf_counter()
-        self._recordings[key] = None
-        torch.cuda.synchronize(device)
-        waiting = (launched - start) > 0.95 * (time.perf_counter() - start)  # the GPU was done when Python was
-        if waiting or self.expected >= _PAYS_ANYWHERE:
-            self._record(key, function, inputs, device, result, step, seed)
-        return result
-
-    def _record(self, key, function: Callable, inputs, device: torch.device, result, step: int, seed: int) -> None:
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        self._recording = True
-        try:
-            recording = Recording(lambda p, b, v: function(p, b, v, step, seed), inputs, device, self._pool)
-            with replay(seed, [device]):
-                again = recording(*inputs)
-        except RuntimeError:  # the loss waits for the GPU (.item()), or there is no memory for it: go on as before
-            torch.cuda.synchronize(device)
-            self.capture = False
-            return
-        finally:
-            self._recording = False
-        pairs = list(zip(tensors(again), tensors(result), strict=True))
-        error = torch.stack([(a - b).double().square().sum() for a, b in pairs]).sum()
-        size = torch.stack([b.double().square().sum() for _, b in pairs]).sum()
-        if error <= 1e-4 * size:  # a recording must say what the evaluation itself said
-            self._recordings[key] = recording
-        else:
-            self.capture = False
+        direct = lambda p, b, v: self._in_layout(function, p, b, v, step, seed)  # noqa: E731
+        return self.recorder(getattr(function, "__name__", ""), direct, (dict(params), batch, dict(vector)), seed)
 
     def _gradient(self, params, batch, _, step: int, seed: int) -> tuple[Tensor, Params]:
         with self._evaluation(params, seed, nullcontext()) as leaves:
@@ -255,7 +202,7 @@ class Products:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            devices = [] if self._recording else sorted({p.device for p in params.values()}, key=str)
+            devices = [] if self.recorder.recording else sorted({p.device for p in params.values()}, key=str)
             stack.enter_context(replay(seed, devices))
             leaves = {name: p.requires_grad_() for name, p in self.laid_out(params).items()}
             stack.enter_context(_holding(self.loss, leaves))

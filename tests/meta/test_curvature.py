@@ -1,0 +1,72 @@
+"""Extreme eigenvalues against the whole spectrum, and the learning rate made of them."""
+
+import pytest
+import torch
+from cases import BY_NAME
+
+import prospr
+from prospr.meta import pure_loss
+from prospr.meta.curvature import extreme_eigenvalues, stable_lr
+
+
+def whole_hessian(loss, params, batch):
+    names = list(params)
+    sizes = [params[n].numel() for n in names]
+
+    def flat(vector):
+        parts = dict(zip(names, vector.split(sizes), strict=True))
+        return loss({n: parts[n].reshape(params[n].shape) for n in names}, batch)
+
+    return torch.autograd.functional.hessian(flat, torch.cat([params[n].flatten() for n in names]))
+
+
+@pytest.mark.parametrize("name", ["mlp", "residual", "conv-batchnorm-maxpool"])
+def test_both_ends_of_the_spectrum(name):
+    case = BY_NAME[name]
+    loss = pure_loss(case.model())
+    batch = case.batches(1)[0]
+    spectrum = torch.linalg.eigvalsh(whole_hessian(loss, loss.params(), batch))
+    ends = extreme_eigenvalues(loss, loss.params(), batch, most=80, tolerance=1e-7)
+    assert ends.smallest == pytest.approx(spectrum[0].item(), rel=1e-3, abs=1e-5 * spectrum[-1].item())
+    assert ends.largest == pytest.approx(spectrum[-1].item(), rel=1e-3)
+    assert ends.magnitude == max(abs(ends.smallest), abs(ends.largest))
+    loose = extreme_eigenvalues(loss, loss.params(), batch)
+    assert loose.products <= 30
+    assert loose.magnitude == pytest.approx(ends.magnitude, rel=0.1)
+
+
+def test_a_negative_end_that_is_the_larger_sets_the_rate():
+    saddle = lambda p, x: 0.5 * (torch.tensor([-8.0, 1.0, 2.0]) * p["w"] ** 2).sum()  # noqa: E731
+    w = {"w": torch.zeros(3)}
+    assert extreme_eigenvalues(saddle, w, None).smallest == pytest.approx(-8.0)
+    assert stable_lr(saddle, w, None, kappa=2.0) == pytest.approx(0.25)
+
+
+def test_a_small_space_is_exhausted():
+    ends = extreme_eigenvalues(lambda p, x: 1.5 * (p["w"] ** 2).sum(), {"w": torch.ones(4)}, None)
+    assert (ends.smallest, ends.largest) == (pytest.approx(3.0), pytest.approx(3.0))
+    assert ends.products == 1
+
+
+def test_prospr_sets_its_rate_from_the_first_batch():
+    case = BY_NAME["residual"]
+    model, batches = case.model(), case.batches(4)
+    loss = pure_loss(model)
+    lr = stable_lr(loss, loss.params(), batches[0], kappa=0.7)
+    auto = prospr.score(model, batches, method=prospr.ProsPr(lr="auto", kappa=0.7))
+    fixed = prospr.score(model, batches, method=prospr.ProsPr(lr=lr))
+    assert all(torch.equal(auto[n], fixed[n]) for n in fixed)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda f, w: stable_lr(f, w, None, kappa=0.0), "kappa=0.0"),
+        (lambda f, w: extreme_eigenvalues(f, w, None, most=0), "most=0"),
+        (lambda f, w: stable_lr(lambda p, x: p["w"].sum(), w, None), "no curvature"),
+        (lambda f, w: stable_lr(lambda p, x: (p["w"] * float("nan")).square().sum(), w, None), "NaN or infinite"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, says):
+    with pytest.raises(prospr.PruningError, match=says):
+        call(lambda p, x: (p["w"] ** 2).sum(), {"w": torch.ones(2)})
