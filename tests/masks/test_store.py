@@ -51,6 +51,13 @@ def test_masks_that_are_not_contiguous(tmp_path):
     assert torch.equal(Masks.load(tmp_path / "m")["w"], mask)
 
 
+def test_large_masks(tmp_path):
+    masks = Masks({"w": torch.rand(2000, 1001) > 0.9, "v": torch.rand(513, 257, 3, 3) > 0.5})
+    masks.save(tmp_path / "m")
+    assert Masks.load(tmp_path / "m") == masks
+    assert masks.total < (tmp_path / "m").stat().st_size < masks.total + 1000  # one byte an entry
+
+
 def test_a_folder_that_is_not_there_is_made(masks, tmp_path):
     masks.save(tmp_path / "new" / "folder" / "m.safetensors")
     assert Masks.load(tmp_path / "new" / "folder" / "m.safetensors") == masks
