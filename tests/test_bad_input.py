@@ -134,7 +134,7 @@ def test_a_loss_that_is_not_finite_from_the_start(model, value, method):
 def test_inputs_that_are_not_finite(model):
     batches = MLP.batches(4)
     batches[0][0][2, 1] = float("nan")
-    with pytest.raises(prospr.PruningError, match="check the loss at the initial weights"):
+    with pytest.raises(errors.LossError, match="the loss is nan at step 0; check the batch"):
         prospr.prune(model, batches, 0.5)
     with pytest.raises(errors.LossError, match="the loss is nan at step 0 of 3"):
         prospr.prune(model, batches, 0.5, method=ProsPr(lr=0.1))

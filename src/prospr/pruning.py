@@ -11,10 +11,11 @@ from torch import nn
 from prospr.errors import CollapseError, CollapseWarning, SettingError
 from prospr.masks.masks import Masks
 from prospr.masks.reach import Call, reach
-from prospr.masks.select import Scope, select
-from prospr.meta.loss import ModelLoss, PureLoss, cross_entropy, replay, unwrap
+from prospr.masks.select import Scope, check_sparsity, select
+from prospr.meta.batches import iterate
+from prospr.meta.loss import ModelLoss, PureLoss, cross_entropy, devices_of, replay, unwrap
 from prospr.registry import Method, find
-from prospr.scores.base import Problem, Score, Scores, Which, iterate
+from prospr.scores.base import Problem, Score, Scores, Which
 from prospr.scores.base import prunable as find_prunable
 
 __all__ = ["prune", "score"]
@@ -39,7 +40,7 @@ def score(
     """
     model = unwrap(model)
     names = tuple(find_prunable(model, prunable))
-    with torch.inference_mode(False), replay(None, _devices(model)):
+    with torch.inference_mode(False), replay(None, devices_of(model.parameters())):
         return find(method).score.score(Problem(model, names, batches, loss, seed))
 
 
@@ -72,11 +73,10 @@ def prune(
     """
     if collapse not in ("error", "warn", "ignore"):
         raise SettingError(f"collapse={collapse!r}: use 'error', 'warn' or 'ignore'")
-    if not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
-        raise SettingError(f"sparsity={sparsity!r}: use a number from 0 up to, not including, 1 (0.95 prunes 95 %)")
+    check_sparsity(sparsity)  # before the scoring, not after it
     plain = unwrap(model)
     chosen = find(method)
-    with torch.inference_mode(False), replay(None, _devices(plain)):
+    with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
         call = None
         if batches is not None and collapse != "ignore":
             rest = iterate(batches)
@@ -89,10 +89,6 @@ def prune(
             _check_collapse(plain, masks, call, collapse)
         masks.apply(plain)
     return masks
-
-
-def _devices(model: nn.Module) -> list[torch.device]:
-    return sorted({p.device for p in model.parameters()}, key=str)
 
 
 class _Seen(Exception):
@@ -108,7 +104,7 @@ def _call_of(model: nn.Module, loss: ModelLoss, batch: Any) -> Call | None:
     pure = PureLoss(model, loss)
     handle = model.register_forward_pre_hook(look, with_kwargs=True, prepend=True)
     try:
-        with replay(0, _devices(model)):
+        with replay(0, devices_of(model.parameters())):
             pure(pure.params(), batch)
     except _Seen as seen:
         return seen.args

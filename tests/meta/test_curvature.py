@@ -64,7 +64,8 @@ def test_prospr_sets_its_rate_from_the_first_batch():
         (lambda f, w: stable_lr(f, w, None, kappa=0.0), "kappa=0.0"),
         (lambda f, w: extreme_eigenvalues(f, w, None, most=0), "most=0"),
         (lambda f, w: stable_lr(lambda p, x: p["w"].sum(), w, None), "no curvature"),
-        (lambda f, w: stable_lr(lambda p, x: (p["w"] * float("nan")).square().sum(), w, None), "NaN or infinite"),
+        (lambda f, w: stable_lr(lambda p, x: (p["w"] * float("nan")).square().sum(), w, None), "loss is nan at step 0"),
+        (lambda f, w: stable_lr(lambda p, x: (p["w"] - 1).abs().sqrt().sum(), w, None), "NaN or infinite entries"),
     ],
 )
 def test_what_cannot_be_is_refused(call, says):

@@ -11,7 +11,8 @@ from torch import nn
 
 import prospr
 from prospr.meta import SGD, metagrad, pure_loss
-from prospr.meta.loss import replay, to_device, training_mode, unwrap
+from prospr.meta.batches import to_device
+from prospr.meta.loss import replay, training_mode, unwrap
 
 
 def everything(model: nn.Module) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from prospr.errors import MaskError
 from prospr.meta.loss import unwrap
 
-__all__ = ["applied", "apply", "remove"]
+__all__ = ["applied", "apply", "is_masked", "locate", "remove"]
 
 _GUARDS = "_prospr_guards"  # a module's attribute: {parameter's attribute: Guard}; tied weights share one Guard
 # parameter -> weak reference to its Guard, for the optimizers' hook. A Guard holds its parameter, so a strong one here
@@ -77,7 +77,7 @@ class Guard:
 def apply(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """See `Masks.apply`. Everything is checked before anything is changed."""
     model = unwrap(model)
-    places = {name: _place(model, name, mask) for name, mask in masks.items()}
+    places = {name: locate(model, name, mask) for name, mask in masks.items()}
     _refuse_two_masks_on_one_weight(places)
     for name, mask in masks.items():
         module, attribute = places[name]
@@ -95,9 +95,9 @@ def apply(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 def remove(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """See `Masks.remove`."""
     model = unwrap(model)
-    places = {name: _place(model, name, mask) for name, mask in masks.items()}
+    places = {name: locate(model, name, mask) for name, mask in masks.items()}
     for name, (module, attribute) in places.items():
-        if attribute not in module.__dict__.get(_GUARDS, {}):
+        if not is_masked(module, attribute):
             raise MaskError(f"{name}: there is no mask on this parameter; masks.apply(model) puts one on")
     _refuse_two_masks_on_one_weight(places)
     for module, attribute in places.values():
@@ -138,7 +138,13 @@ def applied(model: nn.Module) -> dict[str, Tensor]:
     return dict(sorted(found.items(), key=lambda item: order[item[0]]))
 
 
-def _place(model: nn.Module, name: str, mask: Tensor) -> tuple[nn.Module, str]:
+def is_masked(module: nn.Module, attribute: str) -> bool:
+    """Whether there is a mask of ours on this parameter of the module."""
+    return attribute in module.__dict__.get(_GUARDS, {})
+
+
+def locate(model: nn.Module, name: str, mask: Tensor) -> tuple[nn.Module, str]:
+    """The module and attribute a mask is for; an error where there is none, or of another shape."""
     path, _, attribute = name.rpartition(".")
     try:
         module = model.get_submodule(path)
@@ -156,7 +162,7 @@ def _place(model: nn.Module, name: str, mask: Tensor) -> tuple[nn.Module, str]:
             f"{name}: the mask has shape {tuple(mask.shape)} and the parameter {tuple(p.shape)}; "
             "these masks belong to another network, or to one of another width"
         )
-    if hasattr(module, f"{attribute}_mask") and attribute not in module.__dict__.get(_GUARDS, {}):
+    if hasattr(module, f"{attribute}_mask") and not is_masked(module, attribute):
         raise MaskError(
             f"{name}: the module has an attribute {attribute}_mask of its own; rename it, or, if torch.nn.utils.prune "
             "made it, take it over with Masks.from_torch and torch.nn.utils.prune.remove"

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prospr.errors import MaskError
 from prospr.masks.masks import table
-from prospr.masks.reach import Call, _evaluation, reach
-from prospr.meta.loss import PureLoss, replay, unwrap
+from prospr.masks.reach import Call, reach
+from prospr.meta.loss import PureLoss, devices_of, evaluation_mode, replay, unwrap
 
 __all__ = ["Inspection", "Layer", "Threshold", "histogram", "inspect", "threshold"]
 
@@ -175,11 +175,10 @@ def _flops(model: nn.Module, call: Call) -> tuple[int, dict[str, int]]:
     """Floating-point operations of one forward pass: in all, and by module."""
     counter = FlopCounterMode(display=False)
     pure = PureLoss(model, lambda m, _: m(*call[0], **call[1]))
-    devices = sorted({p.device for p in model.parameters()}, key=str)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its operations are not counted
     try:
-        with torch.no_grad(), replay(0, devices), _evaluation(model), counter:
+        with torch.no_grad(), replay(0, devices_of(model.parameters())), evaluation_mode(model), counter:
             pure(pure.params(), None)
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

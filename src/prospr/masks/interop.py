@@ -19,7 +19,7 @@ def to_torch(masks: Mapping[str, Tensor], model: nn.Module) -> None:
     for module in model.modules():
         for p in module._parameters.values():
             uses[id(p)] = uses.get(id(p), 0) + 1
-    places = {name: enforce._place(model, name, mask) for name, mask in masks.items()}
+    places = {name: enforce.locate(model, name, mask) for name, mask in masks.items()}
     for name, (module, attribute) in places.items():
         if uses[id(module._parameters[attribute])] > 1:
             raise MaskError(
@@ -32,7 +32,7 @@ def to_torch(masks: Mapping[str, Tensor], model: nn.Module) -> None:
                 "torch.nn.utils.prune never runs; keep the masks on with masks.apply"
             )
     for name, (module, attribute) in places.items():
-        if attribute in module.__dict__.get(enforce._GUARDS, {}):
+        if enforce.is_masked(module, attribute):
             enforce.remove(model, {name: masks[name]})
         p = module.get_parameter(attribute)
         torch_prune.custom_from_mask(module, attribute, masks[name].to(p.device, p.dtype))

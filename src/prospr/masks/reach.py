@@ -5,8 +5,7 @@ that could stop a signal taken out: biases, norms, activations, gates, dropout. 
 is connected; a derivative that is exactly zero means no path.
 """
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from prospr.meta.loss import PureLoss
-from prospr.meta.products import _grad
+from prospr.meta.loss import PureLoss, evaluation_mode
+from prospr.meta.products import plain_grad
 
 __all__ = ["Call", "Reach", "reach"]
 
@@ -74,7 +73,7 @@ def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torc
             sources.append(params[name])
     args, kwargs = prepare(call[0]), prepare(call[1])
     pure = PureLoss(model, lambda m, _: _total(m(*args, **kwargs)))
-    with torch.enable_grad(), _evaluation(model), pure.swapped(params):
+    with torch.enable_grad(), evaluation_mode(model), pure.swapped(params):
         for module in model.modules():
             for key, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_floating_point():
@@ -82,7 +81,7 @@ def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torc
         inputs = [*(params[name] for name in masks), *sources]
         with _Open():  # activation checkpointing runs the network again while the gradient is taken
             out = pure._evaluate(None)
-            found = _grad([out], inputs, [torch.ones_like(out)]) if out.requires_grad else [None] * len(inputs)
+            found = plain_grad([out], inputs, [torch.ones_like(out)]) if out.requires_grad else [None] * len(inputs)
     grads = [torch.zeros_like(p) if g is None else g for p, g in zip(inputs, found, strict=True)]
     if not all(torch.isfinite(g).all() for g in grads):
         raise ValueError("the traced signal is not finite")
@@ -100,17 +99,6 @@ def _recurrent_biases(model: nn.Module) -> set[int]:
 
 def _embeddings(model: nn.Module) -> set[int]:
     return {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
-
-
-@contextmanager
-def _evaluation(model: nn.Module) -> Generator[None]:
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training
 
 
 def _total(out: Any) -> Tensor:
@@ -194,45 +182,13 @@ def _every(*names: str) -> list[Callable]:
 
 
 _OPEN: dict[Any, Callable] = {F.linear: _linear, F.scaled_dot_product_attention: _attention}
-for _f in _every(
-    *(
-        "relu",
-        "relu_",
-        "relu6",
-        "leaky_relu",
-        "leaky_relu_",
-        "prelu",
-        "rrelu",
-        "rrelu_",
-        "elu",
-        "elu_",
-        "selu",
-    ),
-    *(
-        "selu_",
-        "celu",
-        "celu_",
-        "gelu",
-        "silu",
-        "mish",
-        "hardswish",
-        "hardtanh",
-        "hardtanh_",
-        "tanh",
-        "tanh_",
-    ),
-    *("softplus", "softsign", "threshold", "threshold_", "clamp", "clamp_", "clamp_min", "clamp_max", "abs"),
-    *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"),
-    *(
-        "batch_norm",
-        "layer_norm",
-        "group_norm",
-        "instance_norm",
-        "rms_norm",
-        "local_response_norm",
-        "normalize",
-    ),
-):
+_PASSING = """
+relu relu_ relu6 leaky_relu leaky_relu_ prelu rrelu rrelu_ elu elu_ selu selu_ celu celu_ gelu silu mish hardswish
+hardtanh hardtanh_ tanh tanh_ softplus softsign threshold threshold_ clamp clamp_ clamp_min clamp_max abs
+dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
+batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm normalize
+"""
+for _f in _every(*_PASSING.split()):
     _OPEN[_f] = _first
 for _f in _every("sigmoid", "sigmoid_", "hardsigmoid", "logsigmoid", "softmax", "log_softmax", "exp", "exp_", "expit"):
     _OPEN[_f] = _gate

@@ -16,7 +16,7 @@ from torch import Tensor
 from prospr.errors import ScoreError, SettingError, ZeroScoreWarning
 from prospr.masks.masks import Masks
 
-__all__ = ["Scope", "erk_densities", "select"]
+__all__ = ["Scope", "check_sparsity", "erk_densities", "select"]
 
 Scope = Literal["global", "layer", "erk"]
 
@@ -34,8 +34,7 @@ def select(scores: Mapping[str, Tensor], sparsity: float, *, scope: Scope = "glo
     >>> masks["a"].tolist(), masks["b"].tolist()                # of the three ones, the first stays
     ([True, True, False], [False, True, False])
     """
-    if not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
-        raise SettingError(f"sparsity={sparsity!r}: use a number from 0 up to, not including, 1 (0.95 prunes 95 %)")
+    check_sparsity(sparsity)
     if scope not in ("global", "layer", "erk"):
         raise SettingError(f"scope={scope!r}: use 'global', 'layer' or 'erk'")
     if not isinstance(keep_per_layer, int) or keep_per_layer < 0:
@@ -54,6 +53,11 @@ def select(scores: Mapping[str, Tensor], sparsity: float, *, scope: Scope = "glo
         masks = {name: _top(s.flatten(), counts[name]).reshape(s.shape) for name, s in scores.items()}
     _warn_of_zeros(scores, masks)
     return Masks(masks)
+
+
+def check_sparsity(sparsity: float) -> None:
+    if not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
+        raise SettingError(f"sparsity={sparsity!r}: use a number from 0 up to, not including, 1 (0.95 prunes 95 %)")
 
 
 def erk_densities(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[str, float]:

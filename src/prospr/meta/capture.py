@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prospr.meta.loss import map_tensors, replay
+from prospr.meta.batches import map_tensors, tensors
+from prospr.meta.loss import replay
 
 __all__ = ["Recorder"]
 
@@ -50,7 +51,7 @@ class Recorder:
         result = function(*inputs)
         launched = time.perf_counter()
         torch.cuda.synchronize(device)
-        waiting = (launched - start) > 0.95 * (time.perf_counter() - start)  # the GPU was done when Python was
+        waiting = (launched - start) > 0.85 * (time.perf_counter() - start)  # the GPU was done almost when Python was
         self._recordings[key] = None
         if waiting or self.expected >= PAYS_ANYWHERE:
             self._recordings[key] = self._record(function, inputs, device, seed, result)
@@ -110,15 +111,3 @@ def signature(tree: Any) -> tuple | None:
         parts = [signature(item) for item in tree]
         return None if any(part is None for part in parts) else (type(tree), *parts)
     return (type(tree), tree) if tree is None or isinstance(tree, (bool, int, float, str)) else None
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    """The tensors inside tuples, lists and dicts, in order."""
-    found: list[Tensor] = []
-
-    def keep(t: Tensor) -> Tensor:
-        found.append(t)
-        return t
-
-    map_tensors(tree, keep)
-    return found

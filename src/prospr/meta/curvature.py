@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from prospr.errors import DerivativeError, SettingError
+from prospr.errors import DerivativeError, LossError, SettingError
 from prospr.meta.loss import Params
 from prospr.meta.products import Loss, Mode, Products
 
@@ -73,6 +73,11 @@ def extreme_eigenvalues(
             off = torch.stack(betas).double().cpu()
             matrix += torch.diag(off, 1) + torch.diag(off, -1)
         if not torch.isfinite(matrix).all():
+            value = products.gradient(params, batch)[0]
+            if not torch.isfinite(value):
+                raise LossError(
+                    f"the loss is {value.item()} at step 0; check the batch and the loss at the initial weights"
+                )
             raise DerivativeError("the Hessian has NaN or infinite entries; check the loss at the initial weights")
         values = torch.linalg.eigvalsh(matrix)
         before, ends = ends, (values[0].item(), values[-1].item())

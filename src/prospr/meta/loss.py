@@ -5,9 +5,8 @@ it, also when it raises; random numbers come from a seed; compiled modules run t
 """
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -16,14 +15,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prospr.errors import BatchError, ModelError
+from prospr.meta.batches import to_device
 
 __all__ = [
     "Params",
     "PureLoss",
     "cross_entropy",
+    "devices_of",
+    "evaluation_mode",
     "pure_loss",
     "replay",
-    "to_device",
     "training_mode",
     "unwrap",
 ]
@@ -162,14 +163,33 @@ def training_mode(model: nn.Module) -> Generator[None]:
 
     A model already in train mode is left as it is, so norm layers frozen by the user stay frozen.
     """
-    flags = [(module, module.training) for module in model.modules()]
-    try:
+    with _modes_kept(model):
         if not model.training:
             model.train()
+        yield
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Generator[None]:
+    """Put a model into eval mode, and every module back into its own after."""
+    with _modes_kept(model):
+        model.eval()
+        yield
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Generator[None]:
+    flags = [(module, module.training) for module in model.modules()]
+    try:
         yield
     finally:
         for module, training in flags:
             module.training = training
+
+
+def devices_of(parameters: Iterable[Tensor]) -> list[torch.device]:
+    """The devices a model is on, each once."""
+    return sorted({p.device for p in parameters}, key=str)
 
 
 @contextmanager
@@ -192,27 +212,6 @@ def replay(seed: int | None, devices: Sequence[torch.device] = ()) -> Generator[
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor inside a batch (tuples, lists, dicts, dataclasses, anything with `.to`)."""
-    return map_tensors(batch, lambda t: t.to(device, non_blocking=True), lambda other: other.to(device))
-
-
-def map_tensors(tree: Any, f: Callable[[Tensor], Tensor], other: Callable[[Any], Any] | None = None) -> Any:
-    """`f` of every tensor inside tuples, lists, dicts and dataclasses; `other` of what has a `.to` of its own."""
-    if isinstance(tree, Tensor):
-        return f(tree)
-    if isinstance(tree, dict):
-        return {key: map_tensors(value, f, other) for key, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        mapped = [map_tensors(item, f, other) for item in tree]
-        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
-    if other is not None and hasattr(tree, "to"):
-        return other(tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{f_.name: map_tensors(getattr(tree, f_.name), f, other) for f_ in fields(tree)})
-    return tree
 
 
 def _describe(batch: Any) -> str:

@@ -4,7 +4,6 @@ No graph spans two steps. The steps are run and their weights kept; then a cotan
 Hessian-vector product a step. Activations are those of one step, whatever M is.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,13 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from prospr.errors import BatchError, DerivativeError, LossError, SettingError
-from prospr.meta.loss import Params, replay
+from prospr.errors import DerivativeError, LossError, SettingError
+from prospr.meta.batches import take
+from prospr.meta.loss import Params, devices_of, replay
 from prospr.meta.optimizers import Optimizer, State
 from prospr.meta.products import Loss, Mode, Products
 from prospr.meta.trajectory import Moment, Store, trajectory
 
-__all__ = ["Order", "Trace", "adjoint", "metagrad", "take"]
+__all__ = ["Order", "Trace", "adjoint", "metagrad"]
 
 Order = Literal["exact", "first"]
 
@@ -109,8 +109,7 @@ def adjoint(
         raise SettingError(f"order={order!r}: use 'exact' or 'first'")
     if not params:
         raise SettingError("metagrad got no parameters: are all of the model's parameters frozen?")
-    devices = sorted({p.device for p in params.values()}, key=str)
-    with torch.inference_mode(False), replay(None, devices):  # a loader may draw random numbers
+    with torch.inference_mode(False), replay(None, devices_of(params.values())):  # a loader may draw random numbers
         losses: list[Tensor] = []
         norms: list[Tensor] = []
         if order == "first":
@@ -184,33 +183,6 @@ def _exact(products, params, batches, optimizer, steps, store, losses, norms) ->
         if norms is not None:
             norms.append(_norm(lam) * torch.exp2(exponent))
     return lam, exponent
-
-
-def take(batches: Iterable[Any], steps: int | None) -> Iterable[Any]:
-    """steps + 1 batches from any iterable, or all of them; an error where there are too few."""
-    if steps is not None and (not isinstance(steps, int) or steps < 0):
-        raise SettingError(f"steps={steps!r}: use a whole number, 0 or more")
-    try:
-        iterator = iter(batches)
-    except TypeError:
-        raise BatchError(
-            f"batches must be an iterable of batches, such as a DataLoader or a list; got {type(batches).__name__}"
-        ) from None
-    count = 0
-    for _ in itertools.count() if steps is None else range(steps + 1):
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            break
-        count += 1
-        yield batch
-    if count == 0:
-        raise BatchError("batches is empty; pass at least one batch (was it an iterator that is used up?)")
-    if steps is not None and count < steps + 1:
-        raise BatchError(
-            f"batches holds {count}, and {steps} steps need {steps + 1} (one a step and one for the final loss); "
-            "pass more batches, or lower steps"
-        )
 
 
 def _add(a: Params, b: Params) -> Params:

@@ -9,12 +9,13 @@ import torch
 import torch.autograd.forward_ad as fwad
 from torch import Tensor
 
-from prospr.errors import BatchError, DerivativeError, InexactWarning, LossError, SettingError
+from prospr.errors import DerivativeError, InexactWarning, LossError, SettingError
+from prospr.meta.batches import micro_batches
 from prospr.meta.capture import Recorder
 from prospr.meta.kernels import ForwardOverReverse, ReverseOverReverse, without_weight_gradients
-from prospr.meta.loss import Params, PureLoss, replay
+from prospr.meta.loss import Params, PureLoss, devices_of, replay
 
-__all__ = ["Mode", "Products", "gradient", "hvp"]
+__all__ = ["Mode", "Products", "gradient", "hvp", "plain_grad"]
 
 Mode = Literal["auto", "reverse", "forward"]
 Loss = Callable[[Params, Any], Tensor]
@@ -171,14 +172,14 @@ class Products:
                 self._walked = True
             inputs = list(leaves.values())
             with without_weight_gradients():
-                grads = _grad([loss], inputs, [torch.ones_like(loss)], create_graph=True)
+                grads = plain_grad([loss], inputs, [torch.ones_like(loss)], create_graph=True)
             # A gradient that is constant in the parameters has no second derivative to add.
             outputs = [
                 (g, vector[name]) for name, g in zip(leaves, grads, strict=True) if g is not None and g.requires_grad
             ]
             if not outputs:
                 return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-            products = _grad([g for g, _ in outputs], inputs, [v for _, v in outputs])
+            products = plain_grad([g for g, _ in outputs], inputs, [v for _, v in outputs])
             return {
                 name: torch.zeros_like(leaf) if p is None else p
                 for (name, leaf), p in zip(leaves.items(), products, strict=True)
@@ -202,7 +203,7 @@ class Products:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            devices = [] if self.recorder.recording else sorted({p.device for p in params.values()}, key=str)
+            devices = [] if self.recorder.recording else devices_of(params.values())
             stack.enter_context(replay(seed, devices))
             leaves = {name: p.requires_grad_() for name, p in self.laid_out(params).items()}
             stack.enter_context(_holding(self.loss, leaves))
@@ -231,13 +232,11 @@ class Products:
         if self.micro_batch is None:
             yield 1.0, batch, seed
             return
-        size = batch_size(batch)
-        for start in range(0, size, self.micro_batch):
-            stop = min(start + self.micro_batch, size)
-            yield (stop - start) / size, _slice(batch, size, start, stop), (seed + 7919 * start) % 2**31
+        for share, start, piece in micro_batches(batch, self.micro_batch):
+            yield share, piece, (seed + 7919 * start) % 2**31
 
 
-def _grad(outputs, inputs, cotangents, create_graph: bool = False) -> tuple[Tensor | None, ...]:
+def plain_grad(outputs, inputs, cotangents, create_graph: bool = False) -> tuple[Tensor | None, ...]:
     """torch.autograd.grad as no TorchFunctionMode sees it.
 
     Handling it would switch our kernels off while it runs, and activation checkpointing runs the network in there.
@@ -267,43 +266,6 @@ def _refuse_once_differentiable(loss: Tensor) -> None:
         if code is not None and code.co_filename == torch.autograd.function.__file__:  # PyTorch's wrapper around it
             raise NotImplementedError(f"{node.name()} is marked once_differentiable: its derivative is not implemented")
         ahead.extend(following for following, _ in node.next_functions)
-
-
-def batch_size(batch: Any) -> int:
-    """The first dimension of the first tensor in a batch."""
-    for leaf in _leaves(batch):
-        if leaf.dim() > 0:
-            return leaf.shape[0]
-    raise BatchError("micro_batch needs batches that hold tensors with a first dimension to split")
-
-
-def _leaves(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _leaves(value)
-    elif isinstance(batch, (tuple, list)):
-        for item in batch:
-            yield from _leaves(item)
-
-
-def _slice(batch: Any, size: int, start: int, stop: int) -> Any:
-    if isinstance(batch, Tensor):
-        if batch.dim() == 0:
-            return batch
-        if batch.shape[0] != size:
-            raise BatchError(
-                f"micro_batch cannot split a batch whose tensors differ in their first dimension "
-                f"({size} and {batch.shape[0]}); leave micro_batch out"
-            )
-        return batch[start:stop]
-    if isinstance(batch, Mapping):
-        return {key: _slice(value, size, start, stop) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        parts = [_slice(item, size, start, stop) for item in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
 
 
 @contextmanager

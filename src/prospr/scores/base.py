@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from prospr.errors import BatchError, ModelError, ScoreError
+from prospr.meta.batches import iterate
 from prospr.meta.loss import ModelLoss, cross_entropy, unwrap
 
 __all__ = ["Problem", "Score", "Scores", "prunable"]
@@ -92,15 +93,6 @@ class Problem:
         if self.batches is None:
             raise BatchError("this method looks at data; pass batches, for instance a DataLoader")
         return iterate(self.batches)
-
-
-def iterate(batches: Iterable[Any]) -> Iterator[Any]:
-    try:
-        return iter(batches)
-    except TypeError:
-        raise BatchError(
-            f"batches must be an iterable of batches, such as a DataLoader or a list; got {type(batches).__name__}"
-        ) from None
 
 
 @dataclass(frozen=True)

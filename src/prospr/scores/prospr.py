@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from prospr.errors import BatchError, ModelError, SettingError
+from prospr.errors import BatchError, DerivativeError, ModelError, SettingError
 from prospr.meta.curvature import stable_lr
 from prospr.meta.loss import pure_loss, training_mode
 from prospr.meta.metagrad import Order, Trace, adjoint
@@ -24,7 +24,9 @@ class ProsPr(Score):
     """|dL(w_M, D_M) / dc|, where w_0 = c w_init and w_M comes from M steps of SGD; equation 10 of the paper.
 
     steps: M; M + 1 batches are read. 0 is SNIP.
-    lr: of the inner steps; "auto" is kappa / |lambda|, lambda the Hessian's largest eigenvalue in size.
+    lr: of the inner steps; "auto" is kappa / |lambda|, lambda the Hessian's largest eigenvalue in size. With kappa = 1
+        the derivative was measured not to grow on its way back (ResNet-20: by 5 % a step, against 77 % at lr = 0.1),
+        so the ranking is not that of one direction, and no layer empties; see docs/measurements.md.
     momentum, dampening, nesterov, weight_decay: as in torch.optim.SGD.
     order: "exact", or "first": the M steps are taken, all curvature is dropped.
     detach_first: cut the first momentum buffer, as the published code does.
@@ -105,7 +107,11 @@ class ProsPr(Score):
     def _stable_lr(self, loss, params: dict[str, Tensor], batch: Any, seed: int) -> float:
         if self.optimizer is not None:
             return 0.0  # it has its own
-        return stable_lr(loss, params, batch, kappa=self.kappa, mode=self.mode, micro_batch=self.micro_batch, seed=seed)
+        settings = {"mode": self.mode, "micro_batch": self.micro_batch, "seed": seed}
+        try:
+            return stable_lr(loss, params, batch, kappa=self.kappa, **settings)
+        except DerivativeError as error:
+            raise DerivativeError(f'lr="auto" measures curvature: {error}. Or give a number, as in lr=0.1') from error
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""Batches of any form: whatever nesting of tensors a loss understands."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prospr.errors import BatchError, SettingError
+
+__all__ = ["iterate", "map_tensors", "micro_batches", "take", "tensors", "to_device"]
+
+
+def iterate(batches: Iterable[Any]) -> Iterator[Any]:
+    """`iter`, with an error that says what was expected."""
+    try:
+        return iter(batches)
+    except TypeError:
+        raise BatchError(
+            f"batches must be an iterable of batches, such as a DataLoader or a list; got {type(batches).__name__}"
+        ) from None
+
+
+def take(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
+    """steps + 1 batches from any iterable, or all of them; an error where there are too few."""
+    if steps is not None and (not isinstance(steps, int) or steps < 0):
+        raise SettingError(f"steps={steps!r}: use a whole number, 0 or more")
+    count = 0
+    for batch in itertools.islice(iterate(batches), None if steps is None else steps + 1):
+        count += 1
+        yield batch
+    if count == 0:
+        raise BatchError("batches is empty; pass at least one batch (was it an iterator that is used up?)")
+    if steps is not None and count < steps + 1:
+        raise BatchError(
+            f"batches holds {count}, and {steps} steps need {steps + 1} (one a step and one for the final loss); "
+            "pass more batches, or lower steps"
+        )
+
+
+def map_tensors(tree: Any, f: Callable[[Tensor], Tensor], other: Callable[[Any], Any] | None = None) -> Any:
+    """`f` of every tensor inside tuples, lists, dicts and dataclasses; `other` of what has a `.to` of its own."""
+    if isinstance(tree, Tensor):
+        return f(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(value, f, other) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        mapped = [map_tensors(item, f, other) for item in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
+    if other is not None and hasattr(tree, "to"):
+        return other(tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{f_.name: map_tensors(getattr(tree, f_.name), f, other) for f_ in fields(tree)})
+    return tree
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors inside, in order."""
+    found: list[Tensor] = []
+
+    def keep(t: Tensor) -> Tensor:
+        found.append(t)
+        return t
+
+    map_tensors(tree, keep)
+    return found
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor inside a batch, and anything with a `.to`."""
+    return map_tensors(batch, lambda t: t.to(device, non_blocking=True), lambda other: other.to(device))
+
+
+def micro_batches(batch: Any, size: int) -> Iterator[tuple[float, int, Any]]:
+    """(share of the batch, first sample, piece): pieces of `size` samples along the tensors' first dimension."""
+    parts = [t for t in tensors(dict(batch) if isinstance(batch, Mapping) else batch) if t.dim() > 0]
+    if not parts:
+        raise BatchError("micro_batch needs batches that hold tensors with a first dimension to split")
+    total = parts[0].shape[0]
+    for t in parts:
+        if t.shape[0] != total:
+            raise BatchError(
+                f"micro_batch cannot split a batch whose tensors differ in their first dimension "
+                f"({total} and {t.shape[0]}); leave micro_batch out"
+            )
+    for start in range(0, total, size):
+        stop = min(start + size, total)
+        cut = lambda t, start=start, stop=stop: t[start:stop] if t.dim() > 0 else t  # noqa: E731
+        yield (stop - start) / total, start, map_tensors(dict(batch) if isinstance(batch, Mapping) else batch, cut)
