@@ -103,15 +103,27 @@ def _rows(comparison: Comparison, tick: Callable[[float, str], None]) -> Iterato
                 row = Row(label, sparsity, seed, score_seconds=seconds)
                 try:
                     masks = prospr.select(scores, sparsity=sparsity, scope=find(method).scope)
-                    yield _train(comparison, row, masks, tick)
                 except PruningError as error:
                     yield replace(row, error=_reason(error))
+                    continue
+                row = _masked(comparison, row, masks)
+                yield row if row.error else _train(comparison, row, masks, tick)
 
 
 def _score(comparison: Comparison, method: Any, seed: int) -> dict[str, Tensor]:
     model = comparison.network(seed)
     batches = comparison.batches(seed, comparison.score_batch_size)
     return prospr.score(model, batches, method=method, seed=seed)
+
+
+def _masked(comparison: Comparison, row: Row, masks: prospr.Masks) -> Row:
+    """`row` with what the masks leave of the network; with an error where they cut it."""
+    seen = prospr.inspect(comparison.network(row.seed), masks, comparison.data.train.images[:1])
+    row = replace(row, kept=masks.kept, total=masks.total, effective=seen.effective_density, layers=masks.densities())
+    if seen.connected is False:
+        empty = ", ".join(seen.empty) or "no layer is empty"
+        return replace(row, error=f"CollapseError: no path is left from input to output ({empty})")
+    return row
 
 
 def _train(
@@ -128,15 +140,7 @@ def _train(
         masks,
         progress=lambda epochs, _: tick(epochs / recipe.epochs, text) if epochs < recipe.epochs else None,
     )
-    row = replace(row, accuracy=result.accuracy, loss=result.loss, train_seconds=result.seconds)
-    if masks is None:
-        return row
-    return replace(
-        row,
-        kept=sum(int(mask.sum()) for mask in masks.values()),
-        total=sum(mask.numel() for mask in masks.values()),
-        layers={name: mask.float().mean().item() for name, mask in masks.items()},
-    )
+    return replace(row, accuracy=result.accuracy, loss=result.loss, train_seconds=result.seconds)
 
 
 def _reason(error: PruningError) -> str:

@@ -13,7 +13,8 @@ from prospr.lab.stats import Summary, summarise
 DENSE = "dense"
 
 COLUMNS = (
-    "method", "sparsity", "seed", "accuracy", "loss", "kept", "total", "score_seconds", "train_seconds", "error",
+    "method", "sparsity", "seed", "accuracy", "loss", "kept", "total", "effective", "score_seconds", "train_seconds",
+    "error",
 )  # fmt: skip
 
 
@@ -28,6 +29,8 @@ class Row:
     loss: float | None = None
     kept: int | None = None
     total: int | None = None
+    effective: float | None = None
+    """The share of weights that are kept and on a path from input to output; None where that is not known."""
     score_seconds: float | None = None
     train_seconds: float | None = None
     error: str | None = None
