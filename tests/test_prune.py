@@ -26,12 +26,18 @@ def state(model):
 @pytest.mark.parametrize("method", prospr.methods())
 def test_every_method_by_name(method):
     model = MLP.model()
-    masks = prospr.prune(model, MLP.batches(4), 0.75, method=method)
+    masks = prospr.prune(model, MLP.batches(10), 0.75, method=method)
     assert (masks.kept, masks.total) == (14, 56)
     assert prospr.Masks.of(model) == masks
     chosen = prospr.methods()[method]
-    assert masks == prospr.select(prospr.score(MLP.model(), MLP.batches(4), method=method), 0.75, scope=chosen.scope)
     assert chosen.reference
+    assert chosen.cost
+    if chosen.rule.rounds == 1:
+        scores = prospr.score(MLP.model(), MLP.batches(10), method=method)
+        assert masks == prospr.select(scores, 0.75, scope=chosen.scope)
+    else:
+        with pytest.raises(prospr.errors.SettingError, match="has no one score"):
+            prospr.score(MLP.model(), MLP.batches(10), method=method)
 
 
 def test_the_names():

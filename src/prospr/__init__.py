@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from prospr.masks import Masks, inspect, select
     from prospr.pruning import prune, score
     from prospr.registry import Method, methods
-    from prospr.scores import Magnitude, ProsPr, Random, Score, Snip, prunable
+    from prospr.schedules import Iterative
+    from prospr.scores import Grasp, Magnitude, ProsPr, Random, Score, Snip, SynFlow, prunable
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Grasp",
+    "Iterative",
     "Magnitude",
     "Masks",
     "Method",
@@ -30,6 +33,7 @@ __all__ = [
     "Random",
     "Score",
     "Snip",
+    "SynFlow",
     "errors",
     "inspect",
     "masks",
@@ -48,7 +52,8 @@ _HOMES = {
     "prospr.masks": ("Masks", "inspect", "select"),
     "prospr.pruning": ("prune", "score"),
     "prospr.registry": ("Method", "methods"),
-    "prospr.scores": ("Magnitude", "ProsPr", "Random", "Score", "Snip", "prunable"),
+    "prospr.schedules": ("Iterative",),
+    "prospr.scores": ("Grasp", "Magnitude", "ProsPr", "Random", "Score", "Snip", "SynFlow", "prunable"),
 }
 
 

@@ -1,6 +1,5 @@
 """The two verbs: `score` a model, `prune` a model."""
 
-import itertools
 import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -10,11 +9,12 @@ from torch import nn
 
 from prospr.errors import CollapseError, CollapseWarning, SettingError
 from prospr.masks.masks import Masks
-from prospr.masks.reach import Call, reach
-from prospr.masks.select import Scope, check_sparsity, select
-from prospr.meta.batches import iterate
-from prospr.meta.loss import ModelLoss, PureLoss, cross_entropy, devices_of, replay, unwrap
+from prospr.masks.reach import reach
+from prospr.masks.select import Scope, check_sparsity
+from prospr.meta.batches import Stream
+from prospr.meta.loss import Call, ModelLoss, cross_entropy, devices_of, one_sample, replay, unwrap
 from prospr.registry import Method, find
+from prospr.schedules import Iterative
 from prospr.scores.base import Problem, Score, Scores, Which
 from prospr.scores.base import prunable as find_prunable
 
@@ -25,7 +25,7 @@ def score(
     model: nn.Module,
     batches: Iterable[Any] | None = None,
     *,
-    method: str | Score | Method = "prospr",
+    method: str | Score | Iterative | Method = "prospr",
     loss: ModelLoss = cross_entropy,
     prunable: Which = None,
     seed: int = 0,
@@ -39,9 +39,14 @@ def score(
     A model in eval mode is scored in train mode, as it will be trained; one in train mode exactly as it is.
     """
     model = unwrap(model)
-    names = tuple(find_prunable(model, prunable))
+    chosen = find(method)
+    if chosen.rule.rounds > 1:
+        raise SettingError(
+            f"method={method!r} scores anew in each of its {chosen.rule.rounds} rounds, so it has no one score; "
+            "prospr.prune runs it, and prospr.score takes the score inside it"
+        )
     with torch.inference_mode(False), replay(None, devices_of(model.parameters())):
-        return find(method).score.score(Problem(model, names, batches, loss, seed))
+        return chosen.rule.score.score(_problem(model, batches, loss, prunable, seed))
 
 
 def prune(
@@ -49,7 +54,7 @@ def prune(
     batches: Iterable[Any] | None,
     sparsity: float,
     *,
-    method: str | Score | Method = "prospr",
+    method: str | Score | Iterative | Method = "prospr",
     loss: ModelLoss = cross_entropy,
     prunable: Which = None,
     scope: Scope | None = None,
@@ -77,52 +82,22 @@ def prune(
     plain = unwrap(model)
     chosen = find(method)
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
-        call = None
-        if batches is not None and collapse != "ignore":
-            rest = iterate(batches)
-            first = list(itertools.islice(rest, 1))
-            call = _call_of(plain, loss, first[0]) if first else None
-            batches = itertools.chain(first, rest)
-        scores = score(plain, batches, method=chosen, loss=loss, prunable=prunable, seed=seed)
-        masks = select(scores, sparsity, scope=scope or chosen.scope, keep_per_layer=keep_per_layer)
+        problem = _problem(plain, batches, loss, prunable, seed)
+        call = problem.call() if collapse != "ignore" else None
+        masks = chosen.rule.masks(problem, sparsity, scope or chosen.scope, keep_per_layer)
         if collapse != "ignore":
             _check_collapse(plain, masks, call, collapse)
         masks.apply(plain)
     return masks
 
 
-class _Seen(Exception):
-    """Carries what the model was called with out of the loss, before anything is computed."""
-
-
-def _call_of(model: nn.Module, loss: ModelLoss, batch: Any) -> Call | None:
-    """The arguments `loss` calls the model with; None where it does not call the model itself."""
-
-    def look(_, args, kwargs):
-        raise _Seen(args, kwargs)
-
-    pure = PureLoss(model, loss)
-    handle = model.register_forward_pre_hook(look, with_kwargs=True, prepend=True)
-    try:
-        with replay(0, devices_of(model.parameters())):
-            pure(pure.params(), batch)
-    except _Seen as seen:
-        return seen.args
-    finally:
-        handle.remove()
-    return None
-
-
-def _one_sample(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value[:1] if value.dim() > 1 else value
-    if isinstance(value, dict):
-        return {key: _one_sample(item) for key, item in value.items()}
-    return type(value)(_one_sample(item) for item in value) if type(value) in (tuple, list) else value
+def _problem(model: nn.Module, batches: Iterable[Any] | None, loss: ModelLoss, which: Which, seed: int) -> Problem:
+    names = tuple(find_prunable(model, which))
+    return Problem(model, names, None if batches is None else Stream(batches), loss, seed)
 
 
 def _connected(model: nn.Module, masks: Masks, call: Call) -> bool | None:
-    for part in ((_one_sample(call[0]), _one_sample(call[1])), call):  # some models cannot take one sample of a batch
+    for part in (one_sample(call), call):  # some models cannot take one sample of a batch
         reached = reach(model, masks, part)
         if reached is not None:
             return reached.connected

@@ -4,30 +4,49 @@ from dataclasses import dataclass
 
 from prospr.errors import SettingError
 from prospr.masks.select import Scope
-from prospr.scores import Magnitude, ProsPr, Random, Score, Snip
+from prospr.schedules import Iterative
+from prospr.scores import Grasp, Magnitude, ProsPr, Random, Score, Snip, SynFlow
 
 __all__ = ["Method", "find", "methods"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A score and the scope it is compared in."""
+    """A product of independent choices: a score, when it prunes, and what it compares a weight with."""
 
-    score: Score
+    score: Score | Iterative
     scope: Scope = "global"
     reference: str = ""
     cost: str = ""  # in training steps (one forward and backward pass)
 
+    @property
+    def rule(self) -> Iterative:
+        """One shot is one round."""
+        return self.score if isinstance(self.score, Iterative) else Iterative(self.score, rounds=1)
+
 
 _METHODS = {
-    "prospr": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="about 4 a meta-step"),
-    "prospr-first": Method(ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step"),
+    "prospr": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 30 for the learning rate"),
+    "prospr-first": Method(
+        ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 30 for the learning rate"
+    ),
     "prospr-published": Method(
         ProsPr(lr=0.5, momentum=0.9, detach_first=True),
         reference="the settings of the code published with the paper",
-        cost="about 4 a meta-step",
+        cost="4 a meta-step",
+    ),
+    "prospr-iterative": Method(
+        Iterative(ProsPr(), rounds=20), reference="ProsPr's score, 20 rounds", cost="20 times ProsPr's"
     ),
     "snip": Method(Snip(), reference="Lee et al., ICLR 2019", cost="1"),
+    "snip-mb": Method(Snip(batches=10), reference="Lee et al., ICLR 2019, mean of ten batches", cost="10"),
+    "iter-snip": Method(Iterative(Snip(), rounds=60), reference="de Jorge et al., ICLR 2021", cost="60"),
+    "force": Method(Iterative(Snip(), rounds=60, recover=True), reference="de Jorge et al., ICLR 2021", cost="60"),
+    "grasp": Method(Grasp(), reference="Wang et al., ICLR 2020", cost="4"),
+    "grasp-mb": Method(Grasp(batches=10), reference="Wang et al., ICLR 2020, mean of ten batches", cost="40"),
+    "synflow": Method(
+        Iterative(SynFlow(), rounds=100), reference="Tanaka et al., NeurIPS 2020", cost="100 of one sample"
+    ),
     "magnitude": Method(Magnitude(), reference="Han et al., NeurIPS 2015, here at initialization", cost="0"),
     "random": Method(Random(), reference="the baseline", cost="0"),
     "erk": Method(Random(), scope="erk", reference="Evci et al., ICML 2020", cost="0"),
@@ -44,11 +63,11 @@ def methods() -> dict[str, Method]:
     return dict(_METHODS)
 
 
-def find(method: "str | Score | Method") -> Method:
+def find(method: "str | Score | Iterative | Method") -> Method:
     """A method by name, or one made of a score."""
     if isinstance(method, Method):
         return method
-    if isinstance(method, Score):
+    if isinstance(method, (Score, Iterative)):
         return Method(method)
     if not isinstance(method, str) or method not in _METHODS:
         raise SettingError(f"method={method!r} is not known; use one of {', '.join(_METHODS)}, or a prospr.Score")

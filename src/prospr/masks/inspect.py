@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prospr.errors import MaskError
 from prospr.masks.masks import table
-from prospr.masks.reach import Call, reach
-from prospr.meta.loss import PureLoss, devices_of, evaluation_mode, replay, unwrap
+from prospr.masks.reach import reach
+from prospr.meta.loss import Call, PureLoss, devices_of, evaluation_mode, replay, unwrap
 
 __all__ = ["Inspection", "Layer", "Threshold", "histogram", "inspect", "threshold"]
 

@@ -14,12 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from prospr.meta.loss import PureLoss, evaluation_mode
+from prospr.meta.loss import Call, PureLoss, evaluation_mode
 from prospr.meta.products import plain_grad
 
-__all__ = ["Call", "Reach", "reach"]
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments a model is called with
+__all__ = ["Reach", "reach"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torc
                     module._buffers[key] = buffer.to(dtype or buffer.dtype)
         inputs = [*(params[name] for name in masks), *sources]
         with _Open():  # activation checkpointing runs the network again while the gradient is taken
-            out = pure._evaluate(None)
+            out = pure.evaluate(None)
             found = plain_grad([out], inputs, [torch.ones_like(out)]) if out.requires_grad else [None] * len(inputs)
     grads = [torch.zeros_like(p) if g is None else g for p, g in zip(inputs, found, strict=True)]
     if not all(torch.isfinite(g).all() for g in grads):

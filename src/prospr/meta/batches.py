@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prospr.errors import BatchError, SettingError
 
-__all__ = ["iterate", "map_tensors", "micro_batches", "take", "tensors", "to_device"]
+__all__ = ["Stream", "iterate", "map_tensors", "micro_batches", "take", "tensors", "to_device"]
 
 
 def iterate(batches: Iterable[Any]) -> Iterator[Any]:
@@ -38,6 +38,42 @@ def take(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
             f"batches holds {count}, and {steps} steps need {steps + 1} (one a step and one for the final loss); "
             "pass more batches, or lower steps"
         )
+
+
+class Stream(Iterator[Any]):
+    """Batches one after another, over several rounds of reading.
+
+    A round reads on where the last one stopped. Where the iterable ends it is begun again, if it can be; but one round
+    never sees a batch twice.
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self._iterator = iterate(batches)
+        self._anew = self._iterator is not batches  # a list or a loader, not a generator
+        self._ahead: list[Any] = []
+        self._in_pass = self._in_round = 0  # how many were read
+        self._whole: int | None = None  # how many there are, once that is known
+
+    def next_round(self) -> None:
+        self._in_round = 0
+
+    def peek(self) -> list[Any]:
+        """The next batch without reading it, or nothing where there is none."""
+        if not self._ahead:
+            self._ahead = list(itertools.islice(self._iterator, 1))
+        return self._ahead
+
+    def __next__(self) -> Any:
+        if not self.peek():
+            self._whole = self._in_pass
+            if self._anew and self._in_round < self._whole:
+                self._iterator, self._in_pass = iterate(self._batches), 0
+        if not self.peek() or self._in_round == self._whole:
+            raise StopIteration
+        self._in_pass += 1
+        self._in_round += 1
+        return self._ahead.pop()
 
 
 def map_tensors(tree: Any, f: Callable[[Tensor], Tensor], other: Callable[[Any], Any] | None = None) -> Any:

@@ -15,14 +15,18 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prospr.errors import BatchError, ModelError
-from prospr.meta.batches import to_device
+from prospr.meta.batches import map_tensors, to_device
 
 __all__ = [
+    "Call",
+    "ModelLoss",
     "Params",
     "PureLoss",
+    "called_with",
     "cross_entropy",
     "devices_of",
     "evaluation_mode",
+    "one_sample",
     "pure_loss",
     "replay",
     "training_mode",
@@ -34,6 +38,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 ModelLoss = Callable[[nn.Module, Any], Tensor]
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments a model is called with
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -64,9 +69,12 @@ def pure_loss(model: nn.Module, loss: ModelLoss = cross_entropy) -> "PureLoss":
 class PureLoss:
     """A function `f(params, batch) -> scalar`; see `pure_loss`."""
 
-    def __init__(self, model: nn.Module, loss: ModelLoss = cross_entropy) -> None:
+    def __init__(
+        self, model: nn.Module, loss: ModelLoss = cross_entropy, masks: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.model = unwrap(model)
         self.loss = loss
+        self.masks = masks or {}  # parameters are multiplied by these before the model sees them
         self._modules = list(self.model.modules())
         owners: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in self._modules:
@@ -91,9 +99,9 @@ class PureLoss:
 
     def __call__(self, params: Mapping[str, Tensor], batch: Any) -> Tensor:
         if self._swapped is params:
-            return self._evaluate(batch)
+            return self.evaluate(batch)
         with self.swapped(params):
-            return self._evaluate(batch)
+            return self.evaluate(batch)
 
     @contextmanager
     def swapped(self, params: Mapping[str, Tensor]) -> Generator[None]:
@@ -111,8 +119,9 @@ class PureLoss:
         before = [(m, dict(m._parameters), dict(m._buffers), m.__dict__.get("_flat_weights")) for m in self._modules]
         try:
             for name, tensor in params.items():
+                seen = tensor * self.masks[name] if name in self.masks else tensor
                 for module, attribute in self._places[name]:
-                    module._parameters[attribute] = tensor  # ty: ignore[invalid-assignment]
+                    module._parameters[attribute] = seen  # ty: ignore[invalid-assignment]
             copies: dict[int, Tensor] = {}
             for module, _, buffers, flat in before:
                 if type(module) in _BATCH_NORMS and module.training:
@@ -136,7 +145,8 @@ class PureLoss:
                 if flat is not None:
                     module.__dict__["_flat_weights"] = flat
 
-    def _evaluate(self, batch: Any) -> Tensor:
+    def evaluate(self, batch: Any) -> Tensor:
+        """The loss with whatever parameters are in the module now."""
         place = next((p.device for p in self.model.parameters()), None)
         with ExitStack() as stack:
             # Fused attention kernels and compiled code have no second derivative.
@@ -144,6 +154,33 @@ class PureLoss:
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             return self.loss(self.model, to_device(batch, place) if place is not None else batch)
+
+
+class _Seen(Exception):
+    """Carries what the model was called with out of the loss, before anything is computed."""
+
+
+def called_with(model: nn.Module, loss: ModelLoss, batch: Any) -> Call | None:
+    """The arguments `loss` calls the model with; None where it does not call the model itself."""
+
+    def look(_, args, kwargs):
+        raise _Seen(args, kwargs)
+
+    pure = PureLoss(model, loss)
+    handle = pure.model.register_forward_pre_hook(look, with_kwargs=True, prepend=True)
+    try:
+        with replay(0, devices_of(pure.model.parameters())):
+            pure(pure.params(), batch)
+    except _Seen as seen:
+        return seen.args  # ty: ignore[invalid-return-type]
+    finally:
+        handle.remove()
+    return None
+
+
+def one_sample(call: Call) -> Call:
+    """The same arguments with the first sample of each tensor."""
+    return map_tensors(call, lambda t: t[:1] if t.dim() > 1 else t)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

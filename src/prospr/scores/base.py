@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from prospr.errors import BatchError, ModelError, ScoreError
-from prospr.meta.batches import iterate
-from prospr.meta.loss import ModelLoss, cross_entropy, unwrap
+from prospr.meta.batches import Stream, map_tensors
+from prospr.meta.loss import Call, ModelLoss, Params, PureLoss, called_with, cross_entropy, unwrap
 
-__all__ = ["Problem", "Score", "Scores", "prunable"]
+__all__ = ["Problem", "Score", "Scores", "Tempered", "prunable"]
 
 Scores = dict[str, Tensor]
 Which = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
@@ -81,18 +81,60 @@ class Problem:
 
     model: nn.Module
     names: tuple[str, ...]  # of the prunable parameters
-    batches: Iterable[Any] | None = None
+    batches: Stream | None = None
     loss: ModelLoss = field(default=cross_entropy)
     seed: int = 0
+    masks: Mapping[str, Tensor] | None = None  # in a later round: what is left
+    recover: bool = False  # whether pruned weights may come back
 
     def weights(self) -> Scores:
+        """The initial values of the prunable parameters, pruned or not."""
         named = dict(self.model.named_parameters())
         return {name: named[name].detach() for name in self.names}
+
+    def pure_loss(self, loss: ModelLoss | None = None) -> PureLoss:
+        """The loss as a function of the parameters; of the sparse network, where pruned weights stay pruned."""
+        return PureLoss(self.model, loss or self.loss, None if self.recover else self.masks)
+
+    def start(self, loss: PureLoss) -> Params:
+        """The trainable parameters at the start of inner training: masked, in a later round."""
+        params = loss.params()
+        for name in self.names:
+            if name not in params:
+                raise ModelError(
+                    f"{name}: this parameter is frozen, so it has no gradient; call requires_grad_() on it, "
+                    "or leave it out of prunable="
+                )
+        masks = self.masks or {}
+        return {name: p * masks[name].to(p.device) if name in masks else p for name, p in params.items()}
 
     def data(self) -> Iterator[Any]:
         if self.batches is None:
             raise BatchError("this method looks at data; pass batches, for instance a DataLoader")
-        return iterate(self.batches)
+        return self.batches
+
+    def call(self) -> Call | None:
+        """What the loss calls the model with, for the next batch (which is not read); None where that is not known."""
+        ahead = self.batches.peek() if self.batches is not None else []
+        return called_with(self.model, self.loss, ahead[0]) if ahead else None
+
+
+class Tempered:
+    """A loss of the model's outputs divided by a temperature."""
+
+    def __init__(self, loss: ModelLoss, temperature: float) -> None:
+        self.loss = loss
+        self.temperature = temperature
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        def cooled(_, __, out):
+            return map_tensors(out, lambda t: t / self.temperature if t.is_floating_point() else t)
+
+        handle = model.register_forward_hook(cooled)
+        try:
+            return self.loss(model, batch)
+        finally:
+            handle.remove()
 
 
 @dataclass(frozen=True)

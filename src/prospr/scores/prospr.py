@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from prospr.errors import BatchError, DerivativeError, ModelError, SettingError
+from prospr.errors import BatchError, DerivativeError, SettingError
 from prospr.meta.curvature import stable_lr
-from prospr.meta.loss import pure_loss, training_mode
+from prospr.meta.loss import training_mode
 from prospr.meta.metagrad import Order, Trace, adjoint
 from prospr.meta.optimizers import SGD, Optimizer
 from prospr.meta.products import Mode, Products
@@ -66,14 +67,8 @@ class ProsPr(Score):
         self._optimizer(0.1 if self.lr == "auto" else self.lr)  # its settings are checked now, not after the scoring
 
     def saliency(self, problem: Problem) -> Scores:
-        loss = pure_loss(problem.model, problem.loss)
-        params = loss.params()
-        for name in problem.names:
-            if name not in params:
-                raise ModelError(
-                    f"{name}: this parameter is frozen, so it has no gradient; call requires_grad_() on it, "
-                    "or leave it out of prunable="
-                )
+        loss = problem.pure_loss()
+        params = problem.start(loss)
         batches: Iterable[Any] = problem.data()
         first = list(itertools.islice(batches, 1))
         if not first:
@@ -97,7 +92,8 @@ class ProsPr(Score):
                 trace=self.trace,
             )
         # c enters at w_0 = c w_init alone, so dL/dc = w_init dL/dw_0
-        return {name: params[name] * lam[name] for name in problem.names}
+        weights = problem.weights()
+        return {name: weights[name] * lam[name] for name in problem.names}
 
     def _optimizer(self, lr: float) -> Optimizer:
         if self.optimizer is not None:
@@ -116,7 +112,9 @@ class ProsPr(Score):
 
 @dataclass(frozen=True)
 class Snip(Score):
-    """|w dL/dw| on the first batch (Lee et al., ICLR 2019): ProsPr with no steps.
+    """|w dL/dw| (Lee et al., ICLR 2019): ProsPr with no steps.
+
+    batches: dL/dw is the mean over so many batches (SNIP-MB for more than one).
 
     >>> import torch, prospr
     >>> net, batch = torch.nn.Linear(5, 3), (torch.randn(8, 5), torch.randint(0, 3, (8,)))
@@ -126,7 +124,14 @@ class Snip(Score):
     True
     """
 
+    batches: int = 1
     micro_batch: int | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.batches, int) or self.batches < 1:
+            raise SettingError(f"Snip(batches={self.batches!r}): use a whole number, 1 or more")
+
     def saliency(self, problem: Problem) -> Scores:
-        return ProsPr(steps=0, micro_batch=self.micro_batch).saliency(problem)
+        one = ProsPr(steps=0, micro_batch=self.micro_batch)
+        parts = [one.saliency(problem) for _ in range(self.batches)]
+        return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}

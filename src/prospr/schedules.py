@@ -1,0 +1,86 @@
+"""When weights are pruned: at once, or in rounds that score again what is left."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from prospr.errors import CollapseError, ScoreError, SettingError
+from prospr.masks.masks import Masks
+from prospr.masks.select import Scope, select
+from prospr.scores.base import Problem, Score, Scores
+
+__all__ = ["Iterative"]
+
+
+@dataclass(frozen=True)
+class Iterative:
+    """Score, prune a little, score the sparse network, prune a little more: `rounds` times.
+
+    schedule: the density after round t of T is d^(t/T) ("exponential") or 1 - (1 - d) t/T ("linear").
+    recover: False: what is pruned stays pruned, and the sparse network is what is scored and trained in inner steps.
+        True: the gradient is that of the sparse network, but every weight is scored with its initial value, so a pruned
+        one can come back (FORCE).
+
+    One round is one shot. Each round reads on in the batches, and begins again where they end.
+
+    >>> import torch, prospr
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 30), torch.nn.ReLU(), torch.nn.Linear(30, 3))
+    >>> batches = [(torch.randn(32, 8), torch.randint(0, 3, (32,))) for _ in range(5)]
+    >>> prospr.prune(net, batches, sparsity=0.9, method=prospr.Iterative(prospr.Snip(), rounds=10))
+    Masks(2 layers, 33 of 330 kept, sparsity 0.9000)
+    """
+
+    score: Score
+    rounds: int = 100
+    schedule: Literal["exponential", "linear"] = "exponential"
+    recover: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.score, Score):
+            raise SettingError(f"Iterative(score={self.score!r}): use a prospr.Score, such as prospr.Snip()")
+        if not isinstance(self.rounds, int) or self.rounds < 1:
+            raise SettingError(f"Iterative(rounds={self.rounds!r}): use a whole number, 1 or more")
+        if self.schedule not in ("exponential", "linear"):
+            raise SettingError(f"Iterative(schedule={self.schedule!r}): use 'exponential' or 'linear'")
+
+    def sparsities(self, sparsity: float) -> list[float]:
+        """The sparsity after each round; the last is exactly the one asked for.
+
+        >>> import prospr
+        >>> [round(s, 3) for s in prospr.Iterative(prospr.Snip(), rounds=3).sparsities(0.999)]
+        [0.9, 0.99, 0.999]
+        """
+        shares = [t / self.rounds for t in range(1, self.rounds)]
+        density = 1 - sparsity
+        before = [1 - density**t if self.schedule == "exponential" else sparsity * t for t in shares]
+        return [*before, sparsity]
+
+    def masks(self, problem: Problem, sparsity: float, scope: Scope = "global", keep_per_layer: int = 0) -> Masks:
+        """Run all rounds. The model is not changed."""
+        masks: Masks | None = None
+        for t, target in enumerate(self.sparsities(sparsity)):
+            if problem.batches is not None:
+                problem.batches.next_round()
+            now = replace(problem, masks=masks, recover=self.recover, seed=problem.seed + t)
+            try:
+                scores = self.score.score(now)
+                if masks is not None and not self.recover:
+                    scores = _lowest_where_pruned(scores, masks)
+                masks = select(scores, target, scope=scope, keep_per_layer=keep_per_layer)
+            except ScoreError as error:
+                if masks is None:
+                    raise
+                empty = ", ".join(masks.empty()) or "no layer is empty"
+                raise CollapseError(
+                    f"round {t + 1} of {self.rounds}, at a sparsity of {masks.sparsity:.4f}: {error} ({empty}). The "
+                    "network is cut: lower the sparsity, or pass keep_per_layer=1 or more"
+                ) from error
+        assert masks is not None
+        return masks
+
+
+def _lowest_where_pruned(scores: Scores, masks: Masks) -> Scores:
+    """What is pruned ranks below everything that is not."""
+    low = min(s.min().item() for s in scores.values())
+    return {name: torch.where(masks[name].to(s.device), s, low - abs(low) - 1.0) for name, s in scores.items()}

@@ -1,0 +1,63 @@
+"""SynFlow: how much of the network's whole flow passes through a weight, without data (Tanaka et al., NeurIPS 2020)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prospr.errors import BatchError
+from prospr.meta.batches import map_tensors, tensors
+from prospr.meta.loss import evaluation_mode, one_sample
+from prospr.scores.base import Problem, Score, Scores
+
+__all__ = ["SynFlow"]
+
+
+@dataclass(frozen=True)
+class SynFlow(Score):
+    """w dR/dw, R the sum of the outputs for an input of ones with every parameter replaced by its size; equation 4.
+
+    In eval mode and float64: the products of many layers leave float32. Only the shape of the data is looked at. Meant
+    for many rounds (method="synflow" takes 100): in one shot it empties layers.
+
+    >>> import torch, prospr
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.ReLU(), torch.nn.Linear(8, 2, bias=False))
+    >>> scores = prospr.score(net, [(torch.randn(1, 4), torch.tensor([0]))], method=prospr.SynFlow())
+    >>> [round(s.sum().item(), 4) for s in scores.values()]             # what flows in flows out: the layers are equal
+    [0.5, 0.5]
+    """
+
+    def saliency(self, problem: Problem) -> Scores:
+        call = problem.call()
+        if call is None:
+            raise BatchError(
+                "SynFlow must know the shape of an input; pass batches, and a loss that calls the model (of the first "
+                "batch only the shape is looked at)"
+            )
+        args, kwargs = map_tensors(one_sample(call), lambda t: torch.ones_like(_double(t)) if _real(t) else t)
+
+        def flow_of(model, _):
+            out = model(*args, **kwargs)
+            return torch.stack([t.sum() for t in tensors(out) if _real(t)]).sum()
+
+        pure = problem.pure_loss(flow_of)
+        params = {name: _double(p).abs().requires_grad_() for name, p in problem.start(pure).items()}
+        frozen = {n: _double(p.detach()).abs() for n, p in pure.model.named_parameters() if n not in params}
+        with torch.enable_grad(), evaluation_mode(pure.model), pure.swapped({**params, **frozen}):
+            for module in pure.model.modules():
+                for key, buffer in module._buffers.items():
+                    if buffer is not None:
+                        module._buffers[key] = _double(buffer)
+            flow = pure.evaluate(None)
+            wanted = [params[name] for name in problem.names]
+            grads = torch.autograd.grad(flow, wanted, allow_unused=True, materialize_grads=True)
+        sizes = {name: w.double().abs() for name, w in problem.weights().items()}
+        return {name: sizes[name] * g for name, g in zip(problem.names, grads, strict=True)}
+
+
+def _real(t: Tensor) -> bool:
+    return t.is_floating_point()
+
+
+def _double(t: Tensor) -> Tensor:
+    return t.double() if _real(t) else t

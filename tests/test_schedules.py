@@ -1,0 +1,226 @@
+"""Rounds of pruning: nested or not, exact, deterministic, and one of them is one shot."""
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from cases import BY_NAME, CASES
+
+import prospr
+from prospr import Iterative, Magnitude, ProsPr, Random, Score, Snip
+from prospr.errors import CollapseError, SettingError
+from prospr.meta.batches import Stream
+
+PRUNABLE = [case for case in CASES if case.name != "weight-norm"]  # its weights are computed: nothing to prune
+
+
+@dataclass(frozen=True)
+class Watched(Score):
+    """A score that keeps the masks and the batches it was asked with."""
+
+    score_: Score
+    masks: list = field(default_factory=list)
+
+    def score(self, problem):
+        self.masks.append(None if problem.masks is None else dict(problem.masks))
+        return self.score_.score(problem)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "want"), [("exponential", [0.684, 0.9, 0.968, 0.99]), ("linear", [0.2475, 0.495, 0.7425, 0.99])]
+)
+def test_the_share_pruned_after_each_round(schedule, want):
+    got = Iterative(Snip(), rounds=4, schedule=schedule).sparsities(0.99)
+    assert got == pytest.approx(want, abs=5e-4)
+    assert got[-1] == 0.99
+
+
+@pytest.mark.parametrize("score", [Snip(), ProsPr(steps=2, lr=0.1), Magnitude(), Random(), prospr.Grasp()])
+@pytest.mark.parametrize("name", ["residual", "attention", "dropout"])
+def test_one_round_is_one_shot(score, name):
+    case = BY_NAME[name]
+    scores = prospr.score(case.model(), case.batches(4), method=score)
+    for recover in (False, True):
+        masks = prospr.prune(
+            case.model(), case.batches(4), 0.8, method=Iterative(score, rounds=1, recover=recover), collapse="ignore"
+        )
+        assert masks == prospr.select(scores, 0.8)
+
+
+@pytest.mark.parametrize("score", [Snip(), ProsPr(steps=2, lr=0.1)])
+def test_what_is_pruned_stays_pruned(score):
+    case = BY_NAME["conv-batchnorm-maxpool"]
+    watched = Watched(score)
+    last = prospr.prune(case.model(), case.batches(6), 0.9, method=Iterative(watched, rounds=6), collapse="ignore")
+    rounds = [*watched.masks[1:], last]
+    assert watched.masks[0] is None
+    for before, after in itertools.pairwise(rounds):
+        assert all(bool((after[n] <= before[n]).all()) for n in after)
+        assert sum(int(m.sum()) for m in after.values()) < sum(int(m.sum()) for m in before.values())
+
+
+def test_force_brings_weights_back_and_iter_snip_does_not():
+    case = BY_NAME["conv-batchnorm-maxpool"]
+    returned = {}
+    for recover in (False, True):
+        watched = Watched(Snip())
+        last = prospr.prune(
+            case.model(), case.batches(6), 0.9, method=Iterative(watched, rounds=12, recover=recover), collapse="ignore"
+        )
+        rounds = [*watched.masks[1:], last]
+        returned[recover] = sum(
+            int((after[n] & ~before[n]).sum()) for before, after in itertools.pairwise(rounds) for n in after
+        )
+    assert returned[False] == 0
+    assert returned[True] > 0
+
+
+def test_force_scores_dense_weights_at_the_sparse_network():
+    """|w_init g(c w_init)|, also where c = 0: a straightforward implementation of one round."""
+    case = BY_NAME["mlp"]
+    model, batch = case.model(), case.batches(1)[0]
+    first = prospr.select(prospr.score(model, [batch], method="snip"), 0.5)
+    watched = Watched(Snip())
+    masks = prospr.prune(
+        case.model(),
+        [batch],
+        0.75,
+        method=Iterative(watched, rounds=2, schedule="exponential", recover=True),
+        collapse="ignore",
+    )
+    assert watched.masks[1].keys() == first.keys()
+    assert all(torch.equal(watched.masks[1][n], first[n]) for n in first)
+    dense = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with torch.no_grad():
+        for n, m in first.items():
+            model.get_parameter(n).mul_(m)
+    torch.nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    by_hand = {n: (dense[n] * model.get_parameter(n).grad).abs() for n in first}
+    assert masks == prospr.select(by_hand, 0.75)
+
+
+def test_pruned_weights_rest_in_the_inner_steps_of_a_later_round():
+    """Iterative ProsPr without recovery scores the sparse network: a twin that is really sparse gives the same."""
+    case = BY_NAME["mlp"]
+    method = ProsPr(steps=3, lr=0.3, momentum=0.9)
+    first = prospr.select(prospr.score(case.model(), case.batches(8), method=method), 0.5)
+    both = prospr.prune(case.model(), case.batches(8), 0.75, method=Iterative(method, rounds=2), collapse="ignore")
+    # by hand: unrolled SGD in which the gradient of a pruned weight is dropped, on the second four batches
+    model, batches = case.model(), case.batches(8)[4:]
+    start = {
+        n: (p.detach() * first[n] if n in first else p.detach()).requires_grad_() for n, p in model.named_parameters()
+    }
+    w, state = dict(start), {}
+    for x, y in batches[:-1]:
+        loss = torch.nn.functional.cross_entropy(torch.func.functional_call(model, w, (x,)), y)
+        grads = dict(zip(w, torch.autograd.grad(loss, list(w.values()), create_graph=True), strict=True))
+        grads = {n: g * first[n] if n in first else g for n, g in grads.items()}
+        state = {n: 0.9 * state[n] + g if n in state else g for n, g in grads.items()}
+        w = {n: p - 0.3 * state[n] for n, p in w.items()}
+    x, y = batches[-1]
+    loss = torch.nn.functional.cross_entropy(torch.func.functional_call(model, w, (x,)), y)
+    lam = dict(zip(start, torch.autograd.grad(loss, list(start.values())), strict=True))
+    scores = {n: (start[n] * lam[n]).detach().abs() for n in first}
+    scores = {n: torch.where(first[n], s, -1.0) for n, s in scores.items()}
+    assert both == prospr.select(scores, 0.75)
+
+
+def quick(name):
+    """A method as it is named, in few rounds, and with one batch where it would read ten."""
+    method = prospr.methods()[name]
+    rule = method.rule
+    return replace(method, score=replace(rule, rounds=min(rule.rounds, 3)))
+
+
+@pytest.mark.parametrize("case", PRUNABLE, ids=lambda c: c.name)
+@pytest.mark.parametrize("name", list(prospr.methods()))
+def test_every_method_on_every_network(name, case):
+    for sparsity in (0.5, 0.9, 0.99):
+        outcomes = []
+        for attempt in range(2):
+            model = case.model()
+            before = {n: t.clone() for n, t in model.state_dict().items()}
+            torch.manual_seed(attempt)  # the global random state plays no part, and is left as it was
+            state = torch.get_rng_state()
+            try:
+                masks = prospr.prune(
+                    model, case.batches(10), sparsity, method=quick(name), collapse="ignore", **case.settings
+                )
+            except CollapseError as error:  # so few weights that a round finds nothing left to score
+                outcomes.append(str(error))
+                same = all(torch.equal(t, model.state_dict()[n]) for n, t in before.items())
+            else:
+                same = True
+                assert masks.kept == max(1, round((1 - sparsity) * masks.total))
+                outcomes.append(masks)
+                masks.remove(model)
+                for n, t in [*model.named_parameters(), *model.named_buffers()]:  # tied weights once
+                    assert torch.equal(t, before[n] * masks[n] if n in masks else before[n]), n
+            assert same
+            assert torch.equal(state, torch.get_rng_state())
+        assert outcomes[0] == outcomes[1]
+        if isinstance(outcomes[0], str):
+            assert sparsity > 0.5
+            assert "keep_per_layer" in outcomes[0]
+
+
+def test_a_network_that_is_cut_on_the_way_names_the_layer():
+    case = BY_NAME["mlp"]
+    with pytest.raises(CollapseError, match=r"keep_per_layer=1"):
+        prospr.prune(case.model(), case.batches(4), 0.97, method=Iterative(Snip(), rounds=20, schedule="linear"))
+
+
+def test_rounds_read_on_and_begin_again():
+    seen = []
+
+    def loss(model, batch):
+        seen.append(batch[0][0, 0].item())
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    case = BY_NAME["mlp"]
+    batches = case.batches(3)
+    marks = [batch[0][0, 0].item() for batch in batches]
+    prospr.prune(case.model(), batches, 0.5, method=Iterative(Snip(), rounds=5), loss=loss, collapse="ignore")
+    assert seen == [marks[i] for i in (0, 1, 2, 0, 1)]
+    with pytest.raises(prospr.errors.BatchError, match="empty"):
+        prospr.prune(case.model(), iter(batches), 0.5, method=Iterative(Snip(), rounds=5), loss=loss, collapse="ignore")
+
+
+def test_a_stream_never_repeats_within_a_round():
+    stream = Stream([1, 2, 3])
+    assert list(stream) == [1, 2, 3]
+    stream.next_round()
+    assert [next(stream), next(stream)] == [1, 2]
+    stream.next_round()
+    assert stream.peek() == [3]
+    assert list(stream) == [3, 1, 2]
+    once = Stream(iter([1, 2]))
+    assert list(once) == [1, 2]
+    once.next_round()
+    assert list(once) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Iterative("snip"), "score='snip'"),
+        (lambda: Iterative(Snip(), rounds=0), "rounds=0"),
+        (lambda: Iterative(Snip(), schedule="cubic"), "schedule='cubic'"),
+        (lambda: Snip(batches=0), "batches=0"),
+    ],
+)
+def test_impossible_settings(make, says):
+    with pytest.raises(SettingError, match=says):
+        make()
+
+
+def test_snip_over_many_batches_is_the_mean_gradient():
+    case = BY_NAME["mlp"]
+    model, batches = case.model(), case.batches(3)
+    total = torch.stack([torch.nn.functional.cross_entropy(model(x), y) for x, y in batches]).mean()
+    grads = dict(zip(dict(model.named_parameters()), torch.autograd.grad(total, list(model.parameters())), strict=True))
+    want = {n: (p * grads[n]).detach().abs() for n, p in model.named_parameters() if p.dim() > 1}
+    size = sum(t.sum() for t in want.values())
+    scores = prospr.score(model, batches, method=Snip(batches=3))
+    assert all(torch.allclose(scores[n], want[n] / size, rtol=1e-12) for n in want)
