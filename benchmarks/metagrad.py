@@ -57,6 +57,8 @@ def main() -> None:
         return
     device = args.device
     print(f"torch {torch.__version__}, {_machine(device)}")
+    if args.public:
+        print(f"scores of the published code and ours (detach_first), float64: {agreement(args.public):.1e} apart")
     rows = []
     for network in args.networks:
         batch = args.batch or SHAPES[network][2 if device == "cpu" else 3]
@@ -170,6 +172,21 @@ def _public(model, batches, steps: int, path: str | None):
             sys.stdout = out
 
     return run
+
+
+def agreement(path: str, steps: int = 3) -> float:
+    """The largest relative difference, layer by layer, between the published code's scores and ours."""
+    import prospr
+    from prospr.lab.models import build
+
+    torch.manual_seed(0)
+    model = build("resnet20").double()
+    batches = [(torch.randn(8, 3, 32, 32).double(), torch.randint(0, 10, (8,))) for _ in range(steps + 1)]
+    theirs = _public(model, batches, steps, path)()
+    saliency = prospr.ProsPr(steps=steps, lr=0.01, momentum=0.9, detach_first=True)
+    ours = list(prospr.score(model, batches, method=saliency).values())
+    total = sum(t.sum() for t in theirs)  # ours are shares of the sum
+    return max(((a - b / total).norm() / a.norm()).item() for a, b in zip(ours, theirs, strict=True))
 
 
 def _training_step(model, batch, device) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prospr import errors, masks, meta
+    from prospr import errors, masks, meta, sanity
     from prospr.errors import PruningError
     from prospr.masks import Masks, inspect, select
     from prospr.pruning import prune, score
@@ -41,13 +41,14 @@ __all__ = [
     "methods",
     "prunable",
     "prune",
+    "sanity",
     "score",
     "select",
 ]
 
 # Where each name lives. They are looked up when first used: a command's --help need not wait for torch.
 _HOMES = {
-    "prospr": ("errors", "masks", "meta"),
+    "prospr": ("errors", "masks", "meta", "sanity"),
     "prospr.errors": ("PruningError",),
     "prospr.masks": ("Masks", "inspect", "select"),
     "prospr.pruning": ("prune", "score"),

@@ -9,6 +9,7 @@ from torch import nn
 
 from prospr.errors import CollapseError, CollapseWarning, SettingError
 from prospr.masks.masks import Masks
+from prospr.masks.patterns import Granularity
 from prospr.masks.reach import reach
 from prospr.masks.select import Scope, check_sparsity
 from prospr.meta.batches import Stream
@@ -59,13 +60,14 @@ def prune(
     prunable: Which = None,
     scope: Scope | None = None,
     keep_per_layer: int = 0,
+    granularity: Granularity = "weight",
     seed: int = 0,
     collapse: Literal["error", "warn", "ignore"] = "error",
 ) -> Masks:
     """Prune `model` in place before it is trained; it stays sparse while it trains. Returns the masks.
 
     sparsity: the share of prunable weights that go, 0.95 for 95 %.
-    scope, keep_per_layer: see `prospr.select`; the method says which scope by default.
+    scope, keep_per_layer, granularity: see `prospr.select`; the method says which scope by default.
     collapse: what to do where pruning cuts every path from input to output. A layer that empties beside a skip
         connection is a warning. After an error the model is as it was.
 
@@ -84,7 +86,7 @@ def prune(
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
         problem = _problem(plain, batches, loss, prunable, seed)
         call = problem.call() if collapse != "ignore" else None
-        masks = chosen.rule.masks(problem, sparsity, scope or chosen.scope, keep_per_layer)
+        masks = chosen.rule.masks(problem, sparsity, scope or chosen.scope, keep_per_layer, granularity)
         if collapse != "ignore":
             _check_collapse(plain, masks, call, collapse)
         masks.apply(plain)

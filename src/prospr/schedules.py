@@ -7,6 +7,7 @@ import torch
 
 from prospr.errors import CollapseError, ScoreError, SettingError
 from prospr.masks.masks import Masks
+from prospr.masks.patterns import Granularity, parse
 from prospr.masks.select import Scope, select
 from prospr.scores.base import Problem, Score, Scores
 
@@ -56,8 +57,17 @@ class Iterative:
         before = [1 - density**t if self.schedule == "exponential" else sparsity * t for t in shares]
         return [*before, sparsity]
 
-    def masks(self, problem: Problem, sparsity: float, scope: Scope = "global", keep_per_layer: int = 0) -> Masks:
+    def masks(
+        self,
+        problem: Problem,
+        sparsity: float,
+        scope: Scope = "global",
+        keep_per_layer: int = 0,
+        granularity: Granularity = "weight",
+    ) -> Masks:
         """Run all rounds. The model is not changed."""
+        if self.rounds > 1 and parse(granularity)[0] == "n:m":
+            raise SettingError(f"granularity={granularity!r} fixes the sparsity, so there are no rounds; use rounds=1")
         masks: Masks | None = None
         for t, target in enumerate(self.sparsities(sparsity)):
             if problem.batches is not None:
@@ -67,7 +77,7 @@ class Iterative:
                 scores = self.score.score(now)
                 if masks is not None and not self.recover:
                     scores = _lowest_where_pruned(scores, masks)
-                masks = select(scores, target, scope=scope, keep_per_layer=keep_per_layer)
+                masks = select(scores, target, scope=scope, keep_per_layer=keep_per_layer, granularity=granularity)
             except ScoreError as error:
                 if masks is None:
                     raise

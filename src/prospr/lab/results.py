@@ -29,13 +29,13 @@ class Row:
     loss: float | None = None
     kept: int | None = None
     total: int | None = None
-    effective: float | None = None
-    """The share of weights that are kept and on a path from input to output; None where that is not known."""
     score_seconds: float | None = None
     train_seconds: float | None = None
     error: str | None = None
     layers: dict[str, float] = field(default_factory=dict)
     """The share of weights kept in each prunable parameter."""
+    effective: float | None = None
+    """The share of weights that are kept and on a path from input to output; None where that is not known."""
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:

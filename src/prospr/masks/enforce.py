@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from prospr.errors import MaskError
 from prospr.meta.loss import unwrap
 
-__all__ = ["applied", "apply", "is_masked", "locate", "remove"]
+__all__ = ["applied", "apply", "is_masked", "locate", "remove", "rezero"]
 
 _GUARDS = "_prospr_guards"  # a module's attribute: {parameter's attribute: Guard}; tied weights share one Guard
 # parameter -> weak reference to its Guard, for the optimizers' hook. A Guard holds its parameter, so a strong one here
@@ -122,6 +122,12 @@ def _forget(module: nn.Module, guard: Guard) -> None:
     ):
         for key in [k for k, hook in hooks.items() if getattr(hook, "hook", hook) is ours]:
             del hooks[key]
+
+
+def rezero(model: nn.Module) -> None:
+    """Zero what is pruned, on a model whose weights were written to by hand."""
+    for module in unwrap(model).modules():
+        _after_load(module, None)
 
 
 def applied(model: nn.Module) -> dict[str, Tensor]:

@@ -15,18 +15,28 @@ from torch import Tensor
 
 from prospr.errors import ScoreError, SettingError, ZeroScoreWarning
 from prospr.masks.masks import Masks
+from prospr.masks.patterns import Granularity, block_scores, n_of_m, parse, spread
 
 __all__ = ["Scope", "check_sparsity", "erk_densities", "select"]
 
 Scope = Literal["global", "layer", "erk"]
 
 
-def select(scores: Mapping[str, Tensor], sparsity: float, *, scope: Scope = "global", keep_per_layer: int = 0) -> Masks:
+def select(
+    scores: Mapping[str, Tensor],
+    sparsity: float,
+    *,
+    scope: Scope = "global",
+    keep_per_layer: int = 0,
+    granularity: Granularity = "weight",
+) -> Masks:
     """Keep the weights of the highest score.
 
     scope: "global" (one threshold for the network), "layer" (the same density in every layer) or "erk" (layer
         densities by the Erdos-Renyi-Kernel rule: small layers denser). The total is exact in each.
     keep_per_layer: at least so many weights stay in every layer, taken from the others' budget.
+    granularity: "weight"; "2:4" and the like (the best n of every m neighbours along a weight's inputs, which fixes the
+        sparsity at 1 - n/m); or a block such as (4, 4) of outputs x inputs, kept or pruned whole by its mean score.
 
     >>> import torch, prospr
     >>> scores = {"a": torch.tensor([3.0, 1.0, 1.0]), "b": torch.tensor([1.0, 2.0, 0.5])}
@@ -39,7 +49,17 @@ def select(scores: Mapping[str, Tensor], sparsity: float, *, scope: Scope = "glo
         raise SettingError(f"scope={scope!r}: use 'global', 'layer' or 'erk'")
     if not isinstance(keep_per_layer, int) or keep_per_layer < 0:
         raise SettingError(f"keep_per_layer={keep_per_layer!r}: use a whole number, 0 or more")
+    kind, first, second = parse(granularity)
     _check(scores)
+    if kind == "n:m":
+        if abs(sparsity - (1 - first / second)) > 1e-6:
+            raise SettingError(f"granularity={granularity!r} prunes exactly {1 - first / second:g}, not {sparsity:g}")
+        if scope != "global" or keep_per_layer:
+            raise SettingError(f"granularity={granularity!r} fixes every layer's density; leave scope and floors out")
+        return Masks(n_of_m(scores, first, second))
+    if kind == "block":
+        blocks = select(block_scores(scores, first, second), sparsity, scope=scope, keep_per_layer=keep_per_layer)
+        return Masks({name: spread(blocks[name], s.shape, first, second) for name, s in scores.items()})
     sizes = {name: s.numel() for name, s in scores.items()}
     total = sum(sizes.values())
     kept = max(1, round((1 - sparsity) * total))

@@ -172,7 +172,7 @@ def called_with(model: nn.Module, loss: ModelLoss, batch: Any) -> Call | None:
         with replay(0, devices_of(pure.model.parameters())):
             pure(pure.params(), batch)
     except _Seen as seen:
-        return seen.args  # ty: ignore[invalid-return-type]
+        return seen.args
     finally:
         handle.remove()
     return None

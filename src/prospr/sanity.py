@@ -1,0 +1,99 @@
+"""Is it the mask? Checks that any pruned network should be put to before its method is believed.
+
+Train these beside the pruned network, on the same data: if a shuffled mask does as well, the method found layer
+densities, not weights; if redrawn weights do as well, the mask knows nothing of the weights it was made for; if the
+inverted mask does as well, it found nothing.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from prospr.errors import SettingError
+from prospr.masks.enforce import rezero
+from prospr.masks.masks import Masks
+from prospr.meta.loss import devices_of, replay
+
+__all__ = ["invert", "narrow", "redraw", "shuffle"]
+
+
+def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> Masks:
+    """The same number of weights in every layer, at random places: random pruning with the method's own densities.
+
+    >>> import torch, prospr
+    >>> masks = prospr.Masks({"w": torch.arange(10) < 3})
+    >>> moved = prospr.sanity.shuffle(masks, seed=1)
+    >>> moved.kept, moved == masks
+    (3, False)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    moved = {}
+    for name, mask in masks.items():
+        order = torch.randperm(mask.numel(), generator=generator).to(mask.device)
+        moved[name] = mask.flatten()[order].reshape(mask.shape)
+    return Masks(moved)
+
+
+def invert(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scores that keep what the method would prune first.
+
+    >>> import torch, prospr
+    >>> prospr.select(prospr.sanity.invert({"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}), sparsity=0.5)["w"].tolist()
+    [True, True, False, False]
+    """
+    return {name: -s for name, s in scores.items()}
+
+
+def redraw(model: nn.Module, init: Callable[[nn.Module], object] | None = None, seed: int = 0) -> nn.Module:
+    """A copy of the model with its weights drawn anew from `seed`; masks that are on the model hold for the copy.
+
+    init: the model's own initialization, called on the copy. By default `reset_parameters` of every layer; a parameter
+    that no layer's reset redraws is an error.
+
+    >>> import torch, prospr
+    >>> model = torch.nn.Linear(3, 2)
+    >>> twin = prospr.sanity.redraw(model, seed=1)
+    >>> torch.equal(twin.weight, model.weight), torch.equal(twin.weight, prospr.sanity.redraw(model, seed=1).weight)
+    (False, True)
+    """
+    twin = copy.deepcopy(model)
+    with replay(seed, devices_of(twin.parameters())), torch.no_grad():
+        if init is not None:
+            init(twin)
+        else:
+            reset = {module for module in twin.modules() if callable(getattr(module, "reset_parameters", None))}
+            for name, module in twin.named_modules():
+                own = [key for key, p in module._parameters.items() if p is not None]
+                if own and module not in reset:
+                    place = f"{name}.{own[0]}" if name else own[0]
+                    raise SettingError(
+                        f"{place}: {type(module).__name__} has no reset_parameters to draw it anew; pass init=, a "
+                        "function that initialises the model"
+                    )
+            for module in twin.modules():
+                if module in reset:
+                    module.reset_parameters()  # ty: ignore[call-non-callable]
+    rezero(twin)
+    return twin
+
+
+def narrow(build: Callable[[int], nn.Module], budget: int, widest: int = 1 << 14) -> nn.Module:
+    """The widest `build(width)` with at most `budget` parameters: a small dense network to compare a sparse one with.
+
+    >>> import torch, prospr
+    >>> net = prospr.sanity.narrow(lambda width: torch.nn.Linear(10, width), budget=100)
+    >>> net.out_features                                     # 9 x 11 = 99 parameters
+    9
+    """
+    size = lambda width: sum(p.numel() for p in build(width).parameters())  # noqa: E731
+    if size(1) > budget:
+        raise SettingError(f"budget={budget}: even build(1) has {size(1)} parameters; raise the budget")
+    low, high = 1, 2
+    while high < widest and size(high) <= budget:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if size(middle) <= budget else (low, middle)
+    return build(low)

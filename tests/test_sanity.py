@@ -1,0 +1,80 @@
+"""The checks themselves: what they keep, what they change, and that they leave the model alone."""
+
+import pytest
+import torch
+from cases import BY_NAME
+from torch import nn
+
+import prospr
+from prospr.errors import SettingError
+
+
+def pruned(name="residual"):
+    case = BY_NAME[name]
+    model = case.model()
+    return case, model, prospr.prune(model, case.batches(4), 0.7, method="snip")
+
+
+def test_shuffled_masks_keep_every_layers_count():
+    _, _, masks = pruned()
+    moved = prospr.sanity.shuffle(masks, seed=3)
+    assert moved.densities() == masks.densities()
+    assert moved != masks
+    assert moved == prospr.sanity.shuffle(masks, seed=3)
+    assert moved != prospr.sanity.shuffle(masks, seed=4)
+
+
+def test_a_shuffled_place_is_as_likely_as_any_other():
+    masks = prospr.Masks({"w": torch.arange(8) < 2})
+    counts = sum(prospr.sanity.shuffle(masks, seed=s)["w"].int() for s in range(2000))
+    assert (counts.float() / 2000 - 0.25).abs().max() < 0.04  # four standard deviations
+
+
+def test_inverted_scores_keep_the_others():
+    case = BY_NAME["mlp"]
+    scores = prospr.score(case.model(), case.batches(1), method="snip")
+    best = prospr.select(scores, 0.5)
+    worst = prospr.select(prospr.sanity.invert(scores), 0.5)
+    assert best.overlap(worst) == 0
+
+
+def test_redrawn_weights_are_new_and_masked_and_the_model_is_not_touched():
+    case, model, masks = pruned()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    state = torch.get_rng_state()
+    twin = prospr.sanity.redraw(model, seed=5)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in before.items())
+    for name, mask in masks.items():
+        w = twin.get_parameter(name)
+        assert not w[~mask].any()
+        assert not torch.equal(w[mask], model.get_parameter(name)[mask])
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for x, y in case.batches(3):
+        nn.functional.cross_entropy(twin(x), y).backward()
+        optimizer.step()
+    assert prospr.Masks.of(twin) == masks
+    assert not any(bool(twin.get_parameter(n)[~m].any()) for n, m in masks.items())
+
+
+def test_redraw_by_the_models_own_initialization():
+    model = nn.Linear(4, 3)
+    twin = prospr.sanity.redraw(model, init=lambda m: nn.init.constant_(m.weight, 2.0))
+    assert (twin.weight == 2.0).all()
+    assert not (model.weight == 2.0).any()
+
+
+def test_a_parameter_that_nothing_redraws_is_named():
+    with pytest.raises(SettingError, match="token: Attention has no reset_parameters"):
+        prospr.sanity.redraw(BY_NAME["attention"].model())
+
+
+def test_the_widest_network_within_a_budget():
+    from prospr.lab.models import resnet20
+
+    size = lambda m: sum(p.numel() for p in m.parameters())  # noqa: E731
+    net = prospr.sanity.narrow(lambda width: resnet20(width=width), budget=20_000)
+    width = net.state_dict()["conv1.weight"].shape[0]
+    assert size(net) <= 20_000 < size(resnet20(width=width + 1))
+    with pytest.raises(SettingError, match="even build"):
+        prospr.sanity.narrow(lambda width: resnet20(width=width), budget=10)
