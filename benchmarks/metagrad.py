@@ -15,14 +15,12 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+from harness import GIB, machine, timed, training_step, watched
 
-GIB = 2**30
 SHAPES = {  # network: (classes, image side, batch on a CPU, batch on a GPU)
     "resnet20": (10, 32, 128, 512),
     "vgg19": (10, 32, 32, 512),
@@ -56,7 +54,7 @@ def main() -> None:
         print(json.dumps(asdict(measure(Cell(**json.loads(args.cell)), args.public, args.repeat))))
         return
     device = args.device
-    print(f"torch {torch.__version__}, {_machine(device)}")
+    print(f"torch {torch.__version__}, {machine(device)}")
     if args.public:
         print(f"scores of the published code and ours (detach_first), float64: {agreement(args.public):.1e} apart")
     rows = []
@@ -76,7 +74,7 @@ def main() -> None:
                 rows.append({**asdict(cell), **asdict(done), "step_gib": unit.peak_gib})
                 print(_line(cell, done, unit), flush=True)
                 if args.out:
-                    Path(args.out).write_text(json.dumps({"machine": _machine(device), "rows": rows}, indent=1))
+                    Path(args.out).write_text(json.dumps({"machine": machine(device), "rows": rows}, indent=1))
 
 
 def _line(cell: Cell, done: Measured, unit: Measured) -> str:
@@ -100,18 +98,18 @@ def measure(cell: Cell, public: str | None, repeat: int) -> Measured:
     labels = torch.randint(0, classes, (cell.batch,), device=device)
     batches = [(images[i % len(images)], labels) for i in range(cell.steps + 1)]
     if cell.engine == "step":
-        ms, peak = _training_step(model, batches[0], device)
+        ms, peak = training_step(model, batches[0], device)
         return Measured(ms, 1.0, peak)
     run = _engine(cell, model, batches, public)
     try:
         if device.type == "cuda":
             run()  # kernels are chosen and modules loaded at the first call
-        _, peak = _watch(run, device)
-        step_ms, _ = _training_step(model, batches[0], device)
+        _, peak = watched(run, device)
+        step_ms, _ = training_step(model, batches[0], device)
         seconds = []
         for _ in range(repeat):
-            seconds.append(_time(run, device))
-            again, _ = _training_step(model, batches[0], device)
+            seconds.append(timed(run, device))
+            again, _ = training_step(model, batches[0], device)
             step_ms = min(step_ms, again)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -189,62 +187,6 @@ def agreement(path: str, steps: int = 3) -> float:
     return max(((a - b / total).norm() / a.norm()).item() for a, b in zip(ours, theirs, strict=True))
 
 
-def _training_step(model, batch, device) -> tuple[float, float]:
-    """Milliseconds of the faster memory layout, and the peak memory of the first in GiB."""
-    fastest, peaks = float("inf"), []
-    state = {name: t.clone() for name, t in model.state_dict().items()}
-    for layout in (torch.contiguous_format, torch.channels_last):
-        model.to(memory_format=layout)
-        x, y = batch[0].contiguous(memory_format=layout), batch[1]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-
-        def step(x=x, y=y, optimizer=optimizer):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-        peaks.append(_watch(step, device)[1])  # the first time: on the CPU later steps reuse what is freed
-        step()
-        fastest = min(fastest, 1000 * statistics.median([_time(step, device) for _ in range(5)]))
-        optimizer.zero_grad()
-    model.to(memory_format=torch.contiguous_format)
-    model.load_state_dict(state)
-    return fastest, peaks[0] / GIB
-
-
-def _time(run, device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def _watch(run, device) -> tuple[object, int]:
-    """The result, and the most memory that was in use over what was there before."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        result = run()
-        torch.cuda.synchronize()
-        return result, torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-    before = _proc("VmRSS")
-    result = run()
-    return result, max(0, _proc("VmHWM") - before)
-
-
-def _proc(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return 1024 * int(line.split()[1])
-    raise OSError(f"no {key} in /proc/self/status")
-
-
 def _in_process(cell: Cell, args) -> Measured:
     command = [
         sys.executable,
@@ -261,12 +203,6 @@ def _in_process(cell: Cell, args) -> Measured:
     if done.returncode:
         return Measured(error=(done.stderr.strip().splitlines() or ["killed, out of memory?"])[-1][:100])
     return Measured(**json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def _machine(device: str) -> str:
-    if device == "cuda":
-        return f"{torch.cuda.get_device_name()}, float32 with TF32 in convolutions: {torch.backends.cudnn.allow_tf32}"
-    return f"CPU, {torch.get_num_threads()} threads, float32"
 
 
 def _arguments():

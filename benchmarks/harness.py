@@ -1,0 +1,72 @@
+"""What the benchmarks share: timing, peak memory, and the training step they are measured in."""
+
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+GIB = 2**30
+
+
+def training_step(model, batch, device) -> tuple[float, float]:
+    """Milliseconds of the faster memory layout, and the peak memory of the first in GiB."""
+    fastest, peaks = float("inf"), []
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model.to(memory_format=layout)
+        x, y = batch[0].contiguous(memory_format=layout), batch[1]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+
+        def step(x=x, y=y, optimizer=optimizer):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        peaks.append(watched(step, device)[1])  # the first time: on the CPU later steps reuse what is freed
+        step()
+        fastest = min(fastest, 1000 * statistics.median([timed(step, device) for _ in range(5)]))
+        optimizer.zero_grad()
+    model.to(memory_format=torch.contiguous_format)
+    model.load_state_dict(state)
+    return fastest, peaks[0] / GIB
+
+
+def timed(run, device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def watched(run, device) -> tuple[object, int]:
+    """The result, and the most memory that was in use over what was there before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = run()
+        torch.cuda.synchronize()
+        return result, torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = _proc("VmRSS")
+    result = run()
+    return result, max(0, _proc("VmHWM") - before)
+
+
+def _proc(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return 1024 * int(line.split()[1])
+    raise OSError(f"no {key} in /proc/self/status")
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, float32 with TF32 in convolutions: {torch.backends.cudnn.allow_tf32}"
+    return f"CPU, {torch.get_num_threads()} threads, float32"
