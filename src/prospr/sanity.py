@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from prospr.errors import SettingError
 from prospr.masks.enforce import rezero
 from prospr.masks.masks import Masks
-from prospr.meta.loss import devices_of, replay
+from prospr.meta.redraw import Init, draw_anew
 
 __all__ = ["invert", "narrow", "redraw", "shuffle"]
 
@@ -46,7 +46,7 @@ def invert(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: -s for name, s in scores.items()}
 
 
-def redraw(model: nn.Module, init: Callable[[nn.Module], object] | None = None, seed: int = 0) -> nn.Module:
+def redraw(model: nn.Module, init: Init | None = None, seed: int = 0) -> nn.Module:
     """A copy of the model with its weights drawn anew from `seed`; masks that are on the model hold for the copy.
 
     init: the model's own initialization, called on the copy. By default `reset_parameters` of every layer; a parameter
@@ -59,22 +59,7 @@ def redraw(model: nn.Module, init: Callable[[nn.Module], object] | None = None, 
     (False, True)
     """
     twin = copy.deepcopy(model)
-    with replay(seed, devices_of(twin.parameters())), torch.no_grad():
-        if init is not None:
-            init(twin)
-        else:
-            reset = {module for module in twin.modules() if callable(getattr(module, "reset_parameters", None))}
-            for name, module in twin.named_modules():
-                own = [key for key, p in module._parameters.items() if p is not None]
-                if own and module not in reset:
-                    place = f"{name}.{own[0]}" if name else own[0]
-                    raise SettingError(
-                        f"{place}: {type(module).__name__} has no reset_parameters to draw it anew; pass init=, a "
-                        "function that initialises the model"
-                    )
-            for module in twin.modules():
-                if module in reset:
-                    module.reset_parameters()  # ty: ignore[call-non-callable]
+    draw_anew(twin, init, seed)
     rezero(twin)
     return twin
 

@@ -9,6 +9,7 @@ from prospr.lab.compare import Comparison, compare
 from prospr.lab.data import digits
 from prospr.lab.models import build
 from prospr.lab.recipes import Recipe
+from prospr.lab.results import checks_of
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +21,7 @@ def comparison():
         methods={"snip": "snip", "random": "random"},
         sparsities=(0.5, 0.9),
         seeds=(0, 1),
+        checks=(),
     )
 
 
@@ -128,3 +130,39 @@ def test_a_comparison_on_a_gpu(comparison):
     )
     rows = compare(there)
     assert [row.error for row in rows] == [None] * 5
+
+
+def test_sanity_checks_are_run_by_default_on_the_first_method_at_the_highest_sparsity(comparison, rows):
+    assert Comparison.__dataclass_fields__["checks"].default == ("shuffled", "redrawn", "inverted")
+    checked = replace(comparison, checks=("shuffled", "redrawn", "inverted"), seeds=(0,))
+    trained = []
+    original = subject.train
+
+    def watching(model, batches, test, recipe, masks, progress):
+        start = model.state_dict()["conv1.weight"].clone()
+        trained.append((start, None if masks is None else dict(masks)))
+        return original(model, batches, test, recipe, masks, progress)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subject, "train", watching)
+        got = compare(checked)
+    assert len(got) == checked.runs == 8
+    assert checks_of(got) == [("snip", 0.9, check) for check in ("shuffled", "redrawn", "inverted")]
+    plain = [row for row in got if not row.check]
+    assert [(r.method, r.sparsity, r.accuracy) for r in plain] == [
+        (r.method, r.sparsity, r.accuracy) for r in rows if r.seed == 0
+    ]  # the checks change nothing else
+    by_check = {row.check or (row.method, row.sparsity): trained[i] for i, row in enumerate(got)}
+    (start, found) = by_check["snip", 0.9]
+    assert torch.equal(by_check["shuffled"][0], start)
+    assert not torch.equal(by_check["redrawn"][0], start)
+    assert all(torch.equal(by_check["redrawn"][1][n], m) for n, m in found.items())
+    for n, m in found.items():
+        assert by_check["shuffled"][1][n].sum() == m.sum()
+    assert any(not torch.equal(by_check["shuffled"][1][n], m) for n, m in found.items())
+    assert not any(bool((by_check["inverted"][1][n] & m).any()) for n, m in found.items())
+
+
+def test_an_unknown_check_is_refused(comparison):
+    with pytest.raises(ValueError, match="unknown check 'upside-down'; known checks: shuffled, redrawn, inverted"):
+        replace(comparison, checks=("upside-down",))

@@ -35,13 +35,15 @@ def test_the_demo_writes_its_page_and_table_and_prints_the_comparison(tmp_path, 
     assert demo.main(["--quick", "--seeds", "1", "--out", str(tmp_path / "demo")]) == 0
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     table = (tmp_path / "demo" / "results.csv").read_text(encoding="utf-8").splitlines()
-    assert len(table) == 1 + 3
+    assert len(table) == 1 + 3 + 3  # a heading; dense and two methods; three sanity checks of the first
     assert "python -m prospr.lab.demo --out" in page
     assert "small_convnet, 16,794 parameters" in page
     printed = capsys.readouterr().out
-    assert "[3/3] random 90 % seed 0: " in printed
+    assert "[3/6] snip, shuffled, 90 % seed 0: " in printed
+    assert "[6/6] random 90 % seed 0: " in printed
+    assert "Sanity checks" in page
     assert str(tmp_path / "demo" / "report.html") in printed
-    accuracy = 100 * float(table[2].split(",")[3])
+    accuracy = 100 * float(table[2].split(",")[4])
     assert f"{accuracy:.1f}" in page
     assert f"{accuracy:.1f}" in printed
 

@@ -18,11 +18,17 @@ from prospr.lab.train import train
 from prospr.registry import find
 
 Progress = Callable[[float, int, str], None]
+Tick = Callable[[float, str], None]
+CHECKS = ("shuffled", "redrawn", "inverted")
+OTHER_WEIGHTS = 1_000_003  # added to a seed: the redrawn network's
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What is compared, under one recipe.
+
+    `checks` are sanity checks of the first method at the highest sparsity: its mask shuffled within layers, its mask on
+    redrawn weights, the mask of its inverted scores.
 
     `network(seed)` makes a network whose weights depend on the seed alone. `methods` maps a label to what
     `prospr.score` takes as its method: a name or an object. Scores are taken on batches of `score_batch_size`.
@@ -37,11 +43,18 @@ class Comparison:
     seeds: Sequence[int]
     score_batch_size: int = 256
     augment: Augment | None = None
+    checks: Sequence[str] = CHECKS
+
+    def __post_init__(self) -> None:
+        unknown = [check for check in self.checks if check not in CHECKS]
+        if unknown:
+            raise ValueError(f"unknown check {unknown[0]!r}; known checks: {', '.join(CHECKS)}")
 
     @property
     def runs(self) -> int:
-        """How many networks are trained, the dense ones included."""
-        return len(self.seeds) * (1 + len(self.methods) * len(self.sparsities))
+        """How many networks are trained, the dense ones and the sanity checks included."""
+        checks = len(self.checks) if self.methods and self.sparsities else 0
+        return len(self.seeds) * (1 + len(self.methods) * len(self.sparsities) + checks)
 
     def batches(self, seed: int, batch_size: int) -> Batches:
         train_on = self.data.train
@@ -59,6 +72,7 @@ def compare(comparison: Comparison, progress: Progress | None = None) -> list[Ro
     >>> one = Comparison(
     ...     network=lambda seed: build("small_convnet", seed=seed), data=digits(),
     ...     recipe=Recipe(epochs=1, batch_size=256, lr=0.1), methods={"snip": "snip"}, sparsities=[0.9], seeds=[0],
+    ...     checks=(),
     ... )
     >>> [(row.method, row.kept, row.total) for row in compare(one)]
     [('dense', None, None), ('snip', 1659, 16592)]
@@ -78,14 +92,17 @@ def describe(row: Row) -> str:
     'snip 95 % seed 1: 87.5 %'
     """
     outcome = f"{100 * row.accuracy:.1f} %" if row.accuracy is not None else f"failed: {row.error}"
-    return f"{_label(row.method, row.sparsity, row.seed)}: {outcome}"
+    return f"{_label(row)}: {outcome}"
 
 
-def _label(method: str, sparsity: float, seed: int) -> str:
-    return f"{method} seed {seed}" if method == DENSE else f"{method} {100 * sparsity:g} % seed {seed}"
+def _label(row: Row) -> str:
+    if row.method == DENSE:
+        return f"{DENSE} seed {row.seed}"
+    check = f", {row.check}," if row.check else ""
+    return f"{row.method}{check} {100 * row.sparsity:g} % seed {row.seed}"
 
 
-def _rows(comparison: Comparison, tick: Callable[[float, str], None]) -> Iterator[Row]:
+def _rows(comparison: Comparison, tick: Tick) -> Iterator[Row]:
     """Every run in turn; `tick(fraction, text)` tells how far the one under way has come."""
     for seed in comparison.seeds:
         yield _train(comparison, Row(DENSE, 0.0, seed), None, tick)
@@ -101,13 +118,31 @@ def _rows(comparison: Comparison, tick: Callable[[float, str], None]) -> Iterato
             seconds = time.perf_counter() - start
             for sparsity in comparison.sparsities:
                 row = Row(label, sparsity, seed, score_seconds=seconds)
-                try:
-                    masks = prospr.select(scores, sparsity=sparsity, scope=find(method).scope)
-                except PruningError as error:
-                    yield replace(row, error=_reason(error))
-                    continue
-                row = _masked(comparison, row, masks)
-                yield row if row.error else _train(comparison, row, masks, tick)
+                scope = find(method).scope
+                yield _run(comparison, row, lambda s=scores, p=sparsity, o=scope: prospr.select(s, p, scope=o), tick)
+                if label == next(iter(comparison.methods)) and sparsity == max(comparison.sparsities):
+                    yield from _checks(comparison, row, scores, scope, tick)
+
+
+def _checks(comparison: Comparison, row: Row, scores: dict[str, Tensor], scope: Any, tick: Tick) -> Iterator[Row]:
+    """The sanity checks of one run; see prospr.sanity."""
+    chosen = lambda s: prospr.select(s, row.sparsity, scope=scope)  # noqa: E731
+    ways = {
+        "shuffled": lambda: prospr.sanity.shuffle(chosen(scores), row.seed),
+        "redrawn": lambda: chosen(scores),
+        "inverted": lambda: chosen(prospr.sanity.invert(scores)),
+    }
+    for check in comparison.checks:
+        yield _run(comparison, replace(row, check=check, score_seconds=None), ways[check], tick)
+
+
+def _run(comparison: Comparison, row: Row, choose: Callable[[], prospr.Masks], tick: Tick) -> Row:
+    try:
+        masks = choose()
+    except PruningError as error:
+        return replace(row, error=_reason(error))
+    row = _masked(comparison, row, masks)
+    return row if row.error else _train(comparison, row, masks, tick)
 
 
 def _score(comparison: Comparison, method: Any, seed: int) -> dict[str, Tensor]:
@@ -126,14 +161,12 @@ def _masked(comparison: Comparison, row: Row, masks: prospr.Masks) -> Row:
     return row
 
 
-def _train(
-    comparison: Comparison, row: Row, masks: Mapping[str, Tensor] | None, tick: Callable[[float, str], None]
-) -> Row:
+def _train(comparison: Comparison, row: Row, masks: Mapping[str, Tensor] | None, tick: Tick) -> Row:
     """`row` with what training a fresh network under `masks` gave."""
     recipe = comparison.recipe
-    text = _label(row.method, row.sparsity, row.seed)
+    text = _label(row)
     result = train(
-        comparison.network(row.seed),
+        comparison.network(row.seed + (OTHER_WEIGHTS if row.check == "redrawn" else 0)),
         comparison.batches(row.seed, recipe.batch_size),
         comparison.data.test,
         recipe,

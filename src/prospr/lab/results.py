@@ -13,8 +13,8 @@ from prospr.lab.stats import Summary, summarise
 DENSE = "dense"
 
 COLUMNS = (
-    "method", "sparsity", "seed", "accuracy", "loss", "kept", "total", "effective", "score_seconds", "train_seconds",
-    "error",
+    "method", "check", "sparsity", "seed", "accuracy", "loss", "kept", "total", "effective", "score_seconds",
+    "train_seconds", "error",
 )  # fmt: skip
 
 
@@ -36,6 +36,8 @@ class Row:
     """The share of weights kept in each prunable parameter."""
     effective: float | None = None
     """The share of weights that are kept and on a path from input to output; None where that is not known."""
+    check: str = ""
+    """Empty, or the sanity check this run is: "shuffled", "redrawn" or "inverted"."""
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
@@ -48,9 +50,14 @@ def sparsities_of(rows: Sequence[Row]) -> list[float]:
     return sorted({row.sparsity for row in rows if row.method != DENSE})
 
 
-def cell(rows: Sequence[Row], method: str, sparsity: float | None = None) -> list[Row]:
-    """The rows of one method at one sparsity, or at all of them."""
-    return [row for row in rows if row.method == method and sparsity in (None, row.sparsity)]
+def cell(rows: Sequence[Row], method: str, sparsity: float | None = None, check: str = "") -> list[Row]:
+    """The rows of one method at one sparsity, or at all of them; sanity checks only where one is asked for."""
+    return [r for r in rows if (r.method, r.check) == (method, check) and sparsity in (None, r.sparsity)]
+
+
+def checks_of(rows: Sequence[Row]) -> list[tuple[str, float, str]]:
+    """Every (method, sparsity, check) there is, in the order of the rows."""
+    return list(dict.fromkeys((row.method, row.sparsity, row.check) for row in rows if row.check))
 
 
 def accuracies(rows: Sequence[Row]) -> dict[int, float]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.plot import accuracy_plot, swatch
-from prospr.lab.report.tables import accuracy_table, heat_scale, layer_table, run_table, time_table
+from prospr.lab.report.tables import accuracy_table, check_table, heat_scale, layer_table, run_table, time_table
 from prospr.lab.report.words import headline
-from prospr.lab.results import DENSE, Row, accuracy, cell, methods_of
+from prospr.lab.results import DENSE, Row, accuracy, cell, checks_of, methods_of
 
 
 def write_report(
@@ -63,6 +63,7 @@ def page(rows: Sequence[Row], baseline: str, title: str, settings: Mapping[str, 
             "main",
             _plot_section(rows),
             _section("Differences", "differences", accuracy_table(rows, baseline), _differences_note(baseline)),
+            _check_section(rows),
             _layer_section(rows),
             _section("Time", "time", time_table(rows), _time_note()),
             _run_section(rows),
@@ -102,6 +103,17 @@ def _differences_note(baseline: str) -> Markup:
         "excludes zero.",
         class_="note",
     )
+
+
+def _check_section(rows: Sequence[Row]) -> Markup:
+    if not checks_of(rows):
+        return join()
+    note = (
+        "Shuffled: the same number of weights in every layer, elsewhere. Redrawn: the mask on other initial weights. "
+        "Inverted: what the method would prune first. A check that does as well as the mask says that the method did "
+        "not find what it claims to."
+    )
+    return _section("Sanity checks", "checks", check_table(rows), tag("p", note, class_="note"))
 
 
 def _layer_section(rows: Sequence[Row]) -> Markup:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.plot import swatch
 from prospr.lab.report.words import NONE, density, duration, interval, percent, points, sparsity
-from prospr.lab.results import DENSE, Row, accuracy, cell, difference, methods_of, sparsities_of
+from prospr.lab.results import DENSE, Row, accuracy, cell, checks_of, difference, methods_of, sparsities_of
 from prospr.lab.stats import Summary, summarise
 
 FAINTEST = 1e-3
@@ -57,6 +57,23 @@ def accuracy_table(rows: Sequence[Row], baseline: str) -> Markup:
     return table(caption, head, groups, "numbers differences")
 
 
+def check_table(rows: Sequence[Row]) -> Markup:
+    """The sanity checks: accuracy, and its paired difference to the mask as it was found."""
+    groups: dict[str, list[Markup]] = {}
+    for method, share, check in checks_of(rows):
+        found = cell(rows, method, share)
+        under = f"{method} at {_heading(share)}"
+        if under not in groups:
+            blanks = [tag("td", "as found"), tag("td", NONE)]
+            groups[under] = [tag("tr", tag("th", "mask as found", scope="row"), *_spread(found), *blanks)]
+        here = cell(rows, method, share, check)
+        versus = difference(here, found)
+        cells = [tag("td", points(versus.mean)), tag("td", interval(versus))]
+        groups[under].append(tag("tr", tag("th", check, scope="row"), *_spread(here), *cells))
+    head = ["mask", "n", "mean %", "sd", "minus as found", "95 % interval"]
+    return table("Test accuracy of masks that should do worse, paired by seed", head, groups, "numbers")
+
+
 def layer_table(rows: Sequence[Row]) -> Markup:
     """Layer densities as a heat map: one row a method and sparsity, one column a layer, means over the seeds."""
     layers = list(dict.fromkeys(layer for row in rows for layer in row.layers))
@@ -102,7 +119,8 @@ def run_table(rows: Sequence[Row]) -> Markup:
         kept = NONE if row.kept is None else f"{row.kept:,} of {row.total:,}"
         values = [sparsity(row.sparsity), str(row.seed), kept, percent(row.accuracy)]
         cells = [tag("td", value) for value in values]
-        body.append(tag("tr", tag("th", row.method, scope="row"), *cells, tag("td", row.error or "", class_="error")))
+        name = f"{row.method}, {row.check}" if row.check else row.method
+        body.append(tag("tr", tag("th", name, scope="row"), *cells, tag("td", row.error or "", class_="error")))
     head = ["method", "sparsity", "seed", "weights kept", "accuracy %", "error"]
     return table("Every run", head, {"": body}, "numbers")
 

@@ -1,0 +1,67 @@
+"""A model's weights drawn anew from its initialization."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from prospr.errors import SettingError
+from prospr.meta.loss import Params, PureLoss, devices_of, evaluation_mode, replay, unwrap
+
+__all__ = ["Init", "draw_anew", "masks_on", "redrawn_parameters"]
+
+Init = Callable[[nn.Module], object]
+
+
+def draw_anew(model: nn.Module, init: Init | None = None, seed: int = 0) -> None:
+    """Draw the model's weights anew, in place, from `seed`; the global generators are not touched.
+
+    init: the model's own initialization, called on it. By default `reset_parameters` of every layer; a parameter that
+    no layer's reset redraws is an error.
+    """
+    with replay(seed, devices_of(model.parameters())), torch.no_grad():
+        if init is not None:
+            init(model)
+            return
+        reset = {module for module in model.modules() if callable(getattr(module, "reset_parameters", None))}
+        for name, module in model.named_modules():
+            own = [key for key, p in module._parameters.items() if p is not None]
+            if own and module not in reset:
+                place = f"{name}.{own[0]}" if name else own[0]
+                raise SettingError(
+                    f"{place}: {type(module).__name__} has no reset_parameters to draw it anew; pass init=, a "
+                    "function that initialises the model"
+                )
+        for module in model.modules():
+            if module in reset:
+                module.reset_parameters()  # ty: ignore[call-non-callable]
+
+
+def redrawn_parameters(model: nn.Module, init: Init | None = None, seed: int = 0) -> Params:
+    """Every parameter as `draw_anew` would leave it, by name, detached; the model is not touched.
+
+    >>> import torch
+    >>> from prospr.meta.redraw import redrawn_parameters
+    >>> model = torch.nn.Linear(3, 2)
+    >>> new = redrawn_parameters(model, seed=1)
+    >>> torch.equal(new["weight"], model.weight)
+    False
+    """
+    model = unwrap(model)
+    copies = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()}
+    # In train mode `swapped` takes the statistics of norm layers away, which their reset sets.
+    with evaluation_mode(model), PureLoss(model).swapped(copies):
+        draw_anew(model, init, seed)
+        return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def masks_on(model: nn.Module) -> dict[str, Tensor]:
+    """The masks that are on a model, by parameter: buffers called `<parameter>_mask`, as Masks.apply leaves them."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {}
+    for module in model.modules():
+        for key, p in module._parameters.items():
+            mask = module._buffers.get(f"{key}_mask")
+            if p is not None and mask is not None and mask.dtype == torch.bool and mask.shape == p.shape:
+                found[names[id(p)]] = mask
+    return found
