@@ -166,3 +166,17 @@ def test_sanity_checks_are_run_by_default_on_the_first_method_at_the_highest_spa
 def test_an_unknown_check_is_refused(comparison):
     with pytest.raises(ValueError, match="unknown check 'upside-down'; known checks: shuffled, redrawn, inverted"):
         replace(comparison, checks=("upside-down",))
+
+
+def test_methods_that_work_in_rounds_are_compared_too(comparison):
+    method = prospr.Iterative(prospr.Snip(), rounds=3, recover=True)
+    rounds = replace(comparison, methods={"force": method}, seeds=(0,), checks=("shuffled", "inverted"))
+    got = compare(rounds)
+    assert len(got) == rounds.runs == 5
+    for row in got[1:3]:
+        batches = rounds.batches(0, rounds.score_batch_size)
+        masks = prospr.prune(rounds.network(0), batches, row.sparsity, method=method, collapse="ignore")
+        assert (row.kept, row.layers) == (masks.kept, masks.densities())
+        assert row.score_seconds > 0
+    assert got[3].accuracy is not None
+    assert "no one score to invert" in got[4].error

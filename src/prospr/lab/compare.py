@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import prospr
-from prospr.errors import PruningError
+from prospr.errors import PruningError, SettingError
 from prospr.lab.data import Augment, Batches, Dataset
 from prospr.lab.recipes import Recipe
 from prospr.lab.results import DENSE, Row
@@ -108,47 +108,70 @@ def _rows(comparison: Comparison, tick: Tick) -> Iterator[Row]:
         yield _train(comparison, Row(DENSE, 0.0, seed), None, tick)
         for label, method in comparison.methods.items():
             tick(0.0, f"{label} seed {seed}: scoring")
-            start = time.perf_counter()
             try:
-                scores = _score(comparison, method, seed)
+                choice = _Choice(comparison, find(method), seed)
             except PruningError as error:
-                for sparsity in comparison.sparsities:
-                    yield Row(label, sparsity, seed, error=_reason(error))
+                checks = comparison.checks if label == next(iter(comparison.methods)) else ()
+                failed = [Row(label, p, seed, error=_reason(error)) for p in comparison.sparsities]
+                yield from failed
+                yield from (replace(failed[-1], sparsity=max(comparison.sparsities), check=check) for check in checks)
                 continue
-            seconds = time.perf_counter() - start
             for sparsity in comparison.sparsities:
-                row = Row(label, sparsity, seed, score_seconds=seconds)
-                scope = find(method).scope
-                yield _run(comparison, row, lambda s=scores, p=sparsity, o=scope: prospr.select(s, p, scope=o), tick)
+                row = Row(label, sparsity, seed)
+                done = _run(comparison, row, choice.masks, tick)
+                yield replace(done, score_seconds=choice.seconds)
                 if label == next(iter(comparison.methods)) and sparsity == max(comparison.sparsities):
-                    yield from _checks(comparison, row, scores, scope, tick)
+                    for check in comparison.checks:
+                        yield _run(comparison, replace(row, check=check), getattr(choice, check), tick)
 
 
-def _checks(comparison: Comparison, row: Row, scores: dict[str, Tensor], scope: Any, tick: Tick) -> Iterator[Row]:
-    """The sanity checks of one run; see prospr.sanity."""
-    chosen = lambda s: prospr.select(s, row.sparsity, scope=scope)  # noqa: E731
-    ways = {
-        "shuffled": lambda: prospr.sanity.shuffle(chosen(scores), row.seed),
-        "redrawn": lambda: chosen(scores),
-        "inverted": lambda: chosen(prospr.sanity.invert(scores)),
-    }
-    for check in comparison.checks:
-        yield _run(comparison, replace(row, check=check, score_seconds=None), ways[check], tick)
+class _Choice:
+    """What one method keeps for one seed, at any sparsity. A one-shot method scores once for all of them."""
+
+    def __init__(self, comparison: Comparison, method: prospr.Method, seed: int) -> None:
+        self.comparison, self.method, self.seed = comparison, method, seed
+        self.batches = comparison.batches(seed, comparison.score_batch_size)
+        self.scores: dict[str, Tensor] | None = None
+        start = time.perf_counter()
+        if method.rule.rounds == 1:
+            self.scores = prospr.score(comparison.network(seed), self.batches, method=method, seed=seed)
+        self.seconds = time.perf_counter() - start
+        self._found: dict[float, prospr.Masks] = {}
+
+    def masks(self, sparsity: float) -> prospr.Masks:
+        if sparsity not in self._found:
+            start = time.perf_counter()
+            if self.scores is not None:
+                self._found[sparsity] = prospr.select(self.scores, sparsity, scope=self.method.scope)
+            else:
+                model = self.comparison.network(self.seed)
+                self._found[sparsity] = prospr.prune(
+                    model, self.batches, sparsity, method=self.method, seed=self.seed, collapse="ignore"
+                )
+                self.seconds = time.perf_counter() - start
+        return self._found[sparsity]
+
+    # The sanity checks; see prospr.sanity.
+
+    def shuffled(self, sparsity: float) -> prospr.Masks:
+        return prospr.sanity.shuffle(self.masks(sparsity), self.seed)
+
+    def redrawn(self, sparsity: float) -> prospr.Masks:
+        return self.masks(sparsity)  # the weights are other ones
+
+    def inverted(self, sparsity: float) -> prospr.Masks:
+        if self.scores is None:
+            raise SettingError("a method that works in rounds has no one score to invert")
+        return prospr.select(prospr.sanity.invert(self.scores), sparsity, scope=self.method.scope)
 
 
-def _run(comparison: Comparison, row: Row, choose: Callable[[], prospr.Masks], tick: Tick) -> Row:
+def _run(comparison: Comparison, row: Row, choose: Callable[[float], prospr.Masks], tick: Tick) -> Row:
     try:
-        masks = choose()
+        masks = choose(row.sparsity)
     except PruningError as error:
         return replace(row, error=_reason(error))
     row = _masked(comparison, row, masks)
     return row if row.error else _train(comparison, row, masks, tick)
-
-
-def _score(comparison: Comparison, method: Any, seed: int) -> dict[str, Tensor]:
-    model = comparison.network(seed)
-    batches = comparison.batches(seed, comparison.score_batch_size)
-    return prospr.score(model, batches, method=method, seed=seed)
 
 
 def _masked(comparison: Comparison, row: Row, masks: prospr.Masks) -> Row:
