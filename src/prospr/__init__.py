@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prospr.pruning import prune, score
     from prospr.registry import Method, methods
     from prospr.schedules import Iterative
-    from prospr.scores import Grasp, Magnitude, ProsPr, Random, Score, Snip, SynFlow, prunable
+    from prospr.scores import Grasp, Magnitude, NtkSap, ProsPr, Random, Score, Snip, SynFlow, prunable
 
 __version__ = "0.1.0"
 
@@ -28,6 +28,7 @@ __all__ = [
     "Magnitude",
     "Masks",
     "Method",
+    "NtkSap",
     "ProsPr",
     "PruningError",
     "Random",
@@ -54,7 +55,7 @@ _HOMES = {
     "prospr.pruning": ("prune", "score"),
     "prospr.registry": ("Method", "methods"),
     "prospr.schedules": ("Iterative",),
-    "prospr.scores": ("Grasp", "Magnitude", "ProsPr", "Random", "Score", "Snip", "SynFlow", "prunable"),
+    "prospr.scores": ("Grasp", "Magnitude", "NtkSap", "ProsPr", "Random", "Score", "Snip", "SynFlow", "prunable"),
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from prospr.errors import SettingError
 from prospr.masks.select import Scope
 from prospr.schedules import Iterative
-from prospr.scores import Grasp, Magnitude, ProsPr, Random, Score, Snip, SynFlow
+from prospr.scores import Grasp, Magnitude, NtkSap, ProsPr, Random, Score, Snip, SynFlow
 
 __all__ = ["Method", "find", "methods"]
 
@@ -47,6 +47,7 @@ _METHODS = {
     "synflow": Method(
         Iterative(SynFlow(), rounds=100), reference="Tanaka et al., NeurIPS 2020", cost="100 of one sample"
     ),
+    "ntk-sap": Method(Iterative(NtkSap(), rounds=20), reference="Wang et al., ICLR 2023", cost="240"),
     "magnitude": Method(Magnitude(), reference="Han et al., NeurIPS 2015, here at initialization", cost="0"),
     "random": Method(Random(), reference="the baseline", cost="0"),
     "erk": Method(Random(), scope="erk", reference="Evci et al., ICML 2020", cost="0"),
