@@ -60,6 +60,20 @@ def test_what_is_pruned_stays_pruned(score):
         assert sum(int(m.sum()) for m in after.values()) < sum(int(m.sum()) for m in before.values())
 
 
+@pytest.mark.parametrize("scope", ["global", "layer", "erk"])
+def test_masks_are_nested_in_every_scope(scope):
+    """Layer densities in whole weights: a smaller total may round up to one more in some layer."""
+    case = BY_NAME["mlp"]
+    watched = Watched(Random())
+    last = prospr.prune(
+        case.model(), case.batches(1), 0.9, method=Iterative(watched, rounds=40), scope=scope, collapse="ignore"
+    )
+    rounds = [*watched.masks[1:], last]
+    for before, after in itertools.pairwise(rounds):
+        assert all(bool((after[n] <= before[n]).all()) for n in after)
+    assert last.kept == round(0.1 * last.total)
+
+
 def test_force_brings_weights_back_and_iter_snip_does_not():
     case = BY_NAME["conv-batchnorm-maxpool"]
     returned = {}

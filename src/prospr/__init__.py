@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prospr import errors, masks, meta, sanity
     from prospr.errors import PruningError
+    from prospr.gradual import GradualMagnitude
     from prospr.masks import Masks, inspect, select
     from prospr.pruning import prune, score
     from prospr.registry import Method, methods
+    from prospr.retraining import retrain
     from prospr.schedules import Iterative
     from prospr.scores import Grasp, Magnitude, NtkSap, ProsPr, Random, Score, Snip, SynFlow, prunable
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GradualMagnitude",
     "Grasp",
     "Iterative",
     "Magnitude",
@@ -42,6 +45,7 @@ __all__ = [
     "methods",
     "prunable",
     "prune",
+    "retrain",
     "sanity",
     "score",
     "select",
@@ -51,9 +55,11 @@ __all__ = [
 _HOMES = {
     "prospr": ("errors", "masks", "meta", "sanity"),
     "prospr.errors": ("PruningError",),
+    "prospr.gradual": ("GradualMagnitude",),
     "prospr.masks": ("Masks", "inspect", "select"),
     "prospr.pruning": ("prune", "score"),
     "prospr.registry": ("Method", "methods"),
+    "prospr.retraining": ("retrain",),
     "prospr.schedules": ("Iterative",),
     "prospr.scores": ("Grasp", "Magnitude", "NtkSap", "ProsPr", "Random", "Score", "Snip", "SynFlow", "prunable"),
 }

@@ -5,6 +5,7 @@ __all__ = [
     "CollapseError",
     "CollapseWarning",
     "DerivativeError",
+    "FolderError",
     "InexactWarning",
     "LossError",
     "MaskError",
@@ -51,6 +52,10 @@ class MaskError(PruningError, ValueError):
 
 class MaskFileError(MaskError):
     """A mask file that is damaged, hostile, or of another format."""
+
+
+class FolderError(PruningError):
+    """A folder of stages that belongs to another run, or a file in it that is damaged."""
 
 
 class CollapseError(PruningError):

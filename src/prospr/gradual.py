@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from prospr.errors import MaskError, SettingError
 from prospr.masks.masks import Masks
-from prospr.masks.select import Scope, check_sparsity, select
+from prospr.masks.select import Scope, check_sparsity, select_among
 from prospr.meta.loss import unwrap
 from prospr.scores import Magnitude, prunable
-from prospr.scores.base import Problem, Scores, Which
+from prospr.scores.base import Problem, Which
 
-__all__ = ["GradualMagnitude", "GradualPruner", "select_among"]
+__all__ = ["GradualMagnitude", "GradualPruner", "on_model"]
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,19 @@ class GradualPruner:
         self.steps = 0  # of training, so far
         weights = prunable(self.model, which)
         self._names = tuple(weights)
-        held = _on(self.model)
+        held = on_model(self.model)
         Masks({n: held.get(n, torch.ones_like(w, dtype=torch.bool)) for n, w in weights.items()}).apply(self.model)
         self._prune_if_due()
 
     @property
     def masks(self) -> Masks:
         """The masks as they are now. They live on the model, and travel with its state_dict."""
-        held = _on(self.model)
+        held = on_model(self.model)
         for name in self._names:
             if name not in held:
-                raise MaskError(f"{name}: its mask was removed while it was pruned gradually; begin again with on(model)")
+                raise MaskError(
+                    f"{name}: its mask was removed while it was pruned gradually; begin again with on(model)"
+                )
         return Masks({name: held[name] for name in self._names})
 
     def step(self) -> bool:
@@ -156,40 +158,7 @@ class GradualPruner:
         return f"GradualPruner({self.settings}, after {self.steps} steps, sparsity {self.masks.sparsity:.4f})"
 
 
-def select_among(
-    scores: Mapping[str, Tensor],
-    masks: Mapping[str, Tensor],
-    sparsity: float,
-    *,
-    scope: Scope = "global",
-    keep_per_layer: int = 0,
-) -> Masks:
-    """`prospr.select` among the weights that `masks` still keeps, whatever the others score. The total is exact.
-
-    >>> import torch
-    >>> from prospr.gradual import select_among
-    >>> masks = {"w": torch.tensor([True, True, False, True])}
-    >>> select_among({"w": torch.tensor([1.0, 3.0, 9.0, 2.0])}, masks, sparsity=0.5)["w"].tolist()
-    [False, True, False, True]
-    """
-    low = min(s.min().item() for s in scores.values())
-    ranked = _where(masks, scores, low - abs(low) - 1)
-    chosen = select(ranked, sparsity, scope=scope, keep_per_layer=keep_per_layer)
-    kept = {name: mask & masks[name].to(mask.device) for name, mask in chosen.items()}
-    if all(torch.equal(kept[name], chosen[name]) for name in kept):
-        return chosen
-    # Layer densities in whole weights: a smaller total can round up to one more in some layer, which has none to give.
-    # The best of the other layers fills the place.
-    high = max(s.max().item() for s in scores.values())
-    first = {name: torch.where(kept[name], high + abs(high) + 1, s) for name, s in ranked.items()}
-    return select(first, sparsity)
-
-
-def _where(masks: Mapping[str, Tensor], scores: Mapping[str, Tensor], otherwise: float) -> Scores:
-    return {name: torch.where(masks[name].to(s.device), s, otherwise) for name, s in scores.items()}
-
-
-def _on(model: nn.Module) -> dict[str, Tensor]:
+def on_model(model: nn.Module) -> dict[str, Tensor]:
     """The masks on a model; none is no error here."""
     try:
         return dict(Masks.of(model))

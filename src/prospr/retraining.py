@@ -1,26 +1,20 @@
 """Pruning after training: train, prune, train again; lottery tickets with rewinding, and magnitude after training."""
 
-import hashlib
-import json
 import os
-import pickle
 import re
-import uuid
 import warnings
-import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from prospr.errors import CollapseWarning, MaskError, MaskFileError, PruningError, SettingError
-from prospr.gradual import select_among
-from prospr.masks import store
+from prospr.errors import CollapseWarning, MaskError, SettingError
+from prospr.gradual import on_model
 from prospr.masks.masks import Masks
-from prospr.masks.select import Scope, check_sparsity, select
+from prospr.masks.select import Scope, check_sparsity, select_among
 from prospr.meta.batches import Stream
 from prospr.meta.loss import ModelLoss, cross_entropy, devices_of, replay, unwrap
 from prospr.registry import Method, find
@@ -28,15 +22,11 @@ from prospr.schedules import Iterative
 from prospr.scores import Score
 from prospr.scores.base import Problem, Which
 from prospr.scores.base import prunable as find_prunable
+from prospr.stages import Stages, digest, shapes, state
 
-__all__ = ["FolderError", "Train", "retrain"]
+__all__ = ["Train", "retrain"]
 
 Train = Callable[[nn.Module, int, int | None], object]
-State = dict[str, Any]  # a state_dict, on the CPU
-
-
-class FolderError(PruningError):
-    """A folder of stages that belongs to another run, or a file in it that is damaged."""
 
 
 def retrain(
@@ -94,52 +84,68 @@ def retrain(
     if chosen.rule.rounds > 1:
         raise SettingError(f"method={method!r} has rounds of its own; pass the score inside it, and levels=")
     plain = unwrap(model)
+    if on_model(plain):
+        raise MaskError("there are masks on this model already; masks.remove(model) lets go of them")
     names = tuple(find_prunable(plain, prunable))
-    _refuse_masks(plain)
-    problem = Problem(plain, names, None, loss, seed)
-    scope = scope or chosen.scope
-    start = _state(plain)
-    settings = {
-        "sparsity": sparsity,
-        "rewind": rewind,
-        "levels": levels,
-        "method": re.sub(r" at 0x[0-9a-f]+", "", repr(chosen.rule.score)),  # an address says nothing
-        "scope": scope,
-        "keep_per_layer": keep_per_layer,
-        "seed": seed,
-        "prunable": list(names),
-        "shapes": {name: list(value.shape) for name, value in start.items() if isinstance(value, Tensor)},
-        "start": _digest(start),
-    }
-    stages = _Stages(plain, Path(folder), settings) if folder is not None else _Unstored(plain)
-
-    def pruned(level: int, target: float, masks: Masks | None) -> Masks:
-        with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
-            data = None if batches is None else Stream(batches)
-            scores = chosen.rule.score.score(Problem(plain, names, data, loss, problem.seed + level - 1, masks))
-            if masks is None:
-                return select(scores, target, scope=scope, keep_per_layer=keep_per_layer)
-            return select_among(scores, masks, target, scope=scope, keep_per_layer=keep_per_layer)
-
+    rule = _Rule(chosen.rule.score, names, scope or chosen.scope, keep_per_layer, batches, loss, seed)
+    start = state(plain)
+    asked = {"sparsity": float(sparsity), "rewind": rewind, "levels": levels}
+    settings = {"shapes": shapes(start), **asked, **rule.described(), "start": digest(start)}
+    stages = Stages(plain, None if folder is None else Path(folder), settings)
     masks: Masks | None = None
     try:
         stages.trained("start", lambda: None)
         origin, begin = start, 0
         if rewind:
-            stages.trained(f"step-{rewind}", lambda: train(model, 0, rewind))
-            origin, begin = _state(plain), rewind
-        stages.trained("level-0", lambda: train(model, begin, None))
-        for level, target in enumerate(Iterative(chosen.rule.score, rounds=levels).sparsities(sparsity), 1):
-            masks = stages.masks(f"level-{level}", lambda: pruned(level, target, masks))  # noqa: B023 - called at once
-            _warn_of_empty_layers(masks, level)
+            stages.trained(f"step-{rewind}", train, model, 0, rewind)
+            origin, begin = state(plain), rewind
+        stages.trained("level-0", train, model, begin, None)
+        for level, target in enumerate(Iterative(rule.score, rounds=levels).sparsities(sparsity), start=1):
+            masks = stages.masked(f"level-{level}", rule.masks, plain, level, target, masks)
             if rewind is not None:
                 plain.load_state_dict(origin)
             masks.apply(plain)
-            stages.trained(f"level-{level}", lambda: train(model, begin, None))
+            stages.trained(f"level-{level}", train, model, begin, None)
     except BaseException:
-        if masks is not None:
-            _let_go(plain)
+        if held := on_model(plain):
+            Masks(held).remove(plain)
         plain.load_state_dict(start)
         raise
     assert masks is not None
     return masks
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Which weights of a trained network go."""
+
+    score: Score
+    names: tuple[str, ...]
+    scope: Scope
+    keep_per_layer: int
+    batches: Iterable[Any] | None
+    loss: ModelLoss
+    seed: int
+
+    def masks(self, model: nn.Module, level: int, sparsity: float, before: Masks | None) -> Masks:
+        data = None if self.batches is None else Stream(self.batches)
+        problem = Problem(model, self.names, data, self.loss, self.seed + level - 1, before)
+        with torch.inference_mode(False), replay(None, devices_of(model.parameters())):
+            scores = self.score.score(problem)
+            if before is None:
+                before = Masks({name: torch.ones_like(s, dtype=torch.bool) for name, s in scores.items()})
+            masks = select_among(scores, before, sparsity, scope=self.scope, keep_per_layer=self.keep_per_layer)
+        if empty := masks.empty():
+            what = ", ".join(f"{name}: 0 of {masks[name].numel()} weights kept" for name in empty)
+            remedy = "lower the sparsity, or pass keep_per_layer=1 or more"
+            warnings.warn(f"level {level}: {what}; {remedy}", CollapseWarning, stacklevel=4)
+        return masks
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "method": re.sub(r" at 0x[0-9a-f]+", "", repr(self.score)),  # an address is another one in the next process
+            "prunable": dict.fromkeys(self.names, True),
+            "scope": self.scope,
+            "keep_per_layer": self.keep_per_layer,
+            "seed": self.seed,
+        }

@@ -3,13 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
 from prospr.errors import CollapseError, ScoreError, SettingError
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, parse
-from prospr.masks.select import Scope, select
-from prospr.scores.base import Problem, Score, Scores
+from prospr.masks.select import Scope, select, select_among
+from prospr.scores.base import Problem, Score
 
 __all__ = ["Iterative"]
 
@@ -68,6 +66,7 @@ class Iterative:
         """Run all rounds. The model is not changed."""
         if self.rounds > 1 and parse(granularity)[0] == "n:m":
             raise SettingError(f"granularity={granularity!r} fixes the sparsity, so there are no rounds; use rounds=1")
+        how = {"scope": scope, "keep_per_layer": keep_per_layer, "granularity": granularity}
         masks: Masks | None = None
         for t, target in enumerate(self.sparsities(sparsity)):
             if problem.batches is not None:
@@ -75,9 +74,10 @@ class Iterative:
             now = replace(problem, masks=masks, recover=self.recover, seed=problem.seed + t)
             try:
                 scores = self.score.score(now)
-                if masks is not None and not self.recover:
-                    scores = _lowest_where_pruned(scores, masks)
-                masks = select(scores, target, scope=scope, keep_per_layer=keep_per_layer, granularity=granularity)
+                if masks is None or self.recover:
+                    masks = select(scores, target, **how)
+                else:
+                    masks = select_among(scores, masks, target, **how)
             except ScoreError as error:
                 if masks is None:
                     raise
@@ -88,9 +88,3 @@ class Iterative:
                 ) from error
         assert masks is not None
         return masks
-
-
-def _lowest_where_pruned(scores: Scores, masks: Masks) -> Scores:
-    """What is pruned ranks below everything that is not."""
-    low = min(s.min().item() for s in scores.values())
-    return {name: torch.where(masks[name].to(s.device), s, low - abs(low) - 1.0) for name, s in scores.items()}

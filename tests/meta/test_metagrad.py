@@ -251,3 +251,32 @@ def test_works_under_no_grad_and_inference_mode():
         assert relative_error(metagrad(loss, params, batches, SGD(lr=0.1)), want) == 0
     with torch.inference_mode():
         assert relative_error(metagrad(loss, params, batches, SGD(lr=0.1)), want) == 0
+
+
+def test_parameters_of_two_precisions():
+    loss = lambda p, x: (x * p["a"] ** 2).sum().double() + (p["b"] ** 2 * p["a"].double()).sum()  # noqa: E731
+    both = {"a": torch.tensor([1.5]), "b": torch.tensor([0.5], dtype=torch.float64)}
+    alone = {name: p.double() for name, p in both.items()}
+    for optimizer in (SGD(lr=0.1, momentum=0.9), AdamW(lr=0.01)):
+        mixed, exact = (metagrad(loss, params, [1.0] * 6, optimizer) for params in (both, alone))
+        assert [g.dtype for g in mixed.values()] == [torch.float32, torch.float64]
+        assert relative_error({n: g.double() for n, g in mixed.items()}, exact) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"order": "second"}, "order='second'"),
+        ({"store": "disk"}, "store='disk'"),
+        ({"steps": -1}, "steps=-1"),
+        ({"steps": 1.5}, "steps=1.5"),
+        ({"steps": 4}, "holds 3, and 4 steps need 5"),
+        ({"params": {}}, "got no parameters"),
+        ({"batches": 7}, "iterable of batches, such as a DataLoader or a list; got int"),
+        ({"batches": []}, "batches is empty"),
+    ],
+)
+def test_settings_are_checked(settings, says):
+    given = {"params": {"w": torch.ones(2)}, "batches": [1.0, 1.0, 1.0], **settings}
+    with pytest.raises(prospr.PruningError, match=says):
+        metagrad(lambda p, x: (x * p["w"] ** 2).sum(), optimizer=SGD(lr=0.1), **given)

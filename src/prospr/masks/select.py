@@ -17,7 +17,7 @@ from prospr.errors import ScoreError, SettingError, ZeroScoreWarning
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, block_scores, n_of_m, parse, spread
 
-__all__ = ["Scope", "check_sparsity", "erk_densities", "select"]
+__all__ = ["Scope", "check_sparsity", "erk_densities", "select", "select_among"]
 
 Scope = Literal["global", "layer", "erk"]
 
@@ -73,6 +73,36 @@ def select(
         masks = {name: _top(s.flatten(), counts[name]).reshape(s.shape) for name, s in scores.items()}
     _warn_of_zeros(scores, masks)
     return Masks(masks)
+
+
+def select_among(
+    scores: Mapping[str, Tensor],
+    masks: Mapping[str, Tensor],
+    sparsity: float,
+    *,
+    scope: Scope = "global",
+    keep_per_layer: int = 0,
+    granularity: Granularity = "weight",
+) -> Masks:
+    """`prospr.select` among the weights that `masks` still keeps, whatever the others score. The total is exact.
+
+    >>> import torch
+    >>> from prospr.masks.select import select_among
+    >>> masks = {"w": torch.tensor([True, True, False, True])}
+    >>> select_among({"w": torch.tensor([1.0, 3.0, 9.0, 2.0])}, masks, sparsity=0.5)["w"].tolist()
+    [False, True, False, True]
+    """
+    low = min(s.min().item() for s in scores.values())
+    ranked = {name: torch.where(masks[name].to(s.device), s, low - abs(low) - 1) for name, s in scores.items()}
+    chosen = select(ranked, sparsity, scope=scope, keep_per_layer=keep_per_layer, granularity=granularity)
+    kept = {name: mask & masks[name].to(mask.device) for name, mask in chosen.items()}
+    if all(torch.equal(kept[name], chosen[name]) for name in kept):
+        return chosen
+    # Layer densities in whole weights: a smaller total can round up to one more in some layer, which has none to give.
+    # The best of the other layers fills the place.
+    high = max(s.max().item() for s in scores.values())
+    first = {name: torch.where(kept[name], high + abs(high) + 1, s) for name, s in ranked.items()}
+    return select(first, sparsity, granularity=granularity)
 
 
 def check_sparsity(sparsity: float) -> None:
