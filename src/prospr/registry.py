@@ -26,18 +26,16 @@ class Method:
 
 
 _METHODS = {
-    "prospr": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 30 for the learning rate"),
+    "prospr": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 40 for the learning rate"),
     "prospr-first": Method(
-        ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 30 for the learning rate"
+        ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 35 for the learning rate"
     ),
     "prospr-published": Method(
         ProsPr(lr=0.5, momentum=0.9, detach_first=True),
         reference="the settings of the code published with the paper",
         cost="4 a meta-step",
     ),
-    "prospr-iterative": Method(
-        Iterative(ProsPr(), rounds=20), reference="ProsPr's score, 20 rounds", cost="20 times ProsPr's"
-    ),
+    "prospr-iterative": Method(Iterative(ProsPr(), rounds=20), reference="ProsPr's score, 20 rounds", cost="760"),
     "snip": Method(Snip(), reference="Lee et al., ICLR 2019", cost="1"),
     "snip-mb": Method(Snip(batches=10), reference="Lee et al., ICLR 2019, mean of ten batches", cost="10"),
     "iter-snip": Method(Iterative(Snip(), rounds=60), reference="de Jorge et al., ICLR 2021", cost="60"),
@@ -47,7 +45,7 @@ _METHODS = {
     "synflow": Method(
         Iterative(SynFlow(), rounds=100), reference="Tanaka et al., NeurIPS 2020", cost="100 of one sample"
     ),
-    "ntk-sap": Method(Iterative(NtkSap(), rounds=20), reference="Wang et al., ICLR 2023", cost="240"),
+    "ntk-sap": Method(Iterative(NtkSap(), rounds=20), reference="Wang et al., ICLR 2023", cost="330"),
     "magnitude": Method(Magnitude(), reference="Han et al., NeurIPS 2015, here at initialization", cost="0"),
     "random": Method(Random(), reference="the baseline", cost="0"),
     "erk": Method(Random(), scope="erk", reference="Evci et al., ICML 2020", cost="0"),

@@ -118,6 +118,16 @@ class Problem:
         ahead = self.batches.peek() if self.batches is not None else []
         return called_with(self.model, self.loss, ahead[0]) if ahead else None
 
+    def known_call(self, who: str) -> Call:
+        """The same, for a score that looks at the shape of the data alone; an error where it is not known."""
+        call = self.call()
+        if call is None:
+            raise BatchError(
+                f"{who} must know the shape of an input; pass batches, and a loss that calls the model (of the first "
+                "batch only the shape is looked at)"
+            )
+        return call
+
 
 class Tempered:
     """A loss of the model's outputs divided by a temperature."""

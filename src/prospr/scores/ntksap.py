@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from prospr.errors import BatchError, SettingError
+from prospr.errors import SettingError
 from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import Call, Params, PureLoss, devices_of, evaluation_mode, replay
 from prospr.meta.redraw import Init, masks_on, redrawn_parameters
@@ -52,12 +52,7 @@ class NtkSap(Score):
             raise SettingError(f"NtkSap(init={self.init!r}): use a function that initialises the model it is given")
 
     def saliency(self, problem: Problem) -> Scores:
-        call = problem.call()
-        if call is None:
-            raise BatchError(
-                "NtkSap must know the shape of an input; pass batches, and a loss that calls the model (of the first "
-                "batch only the shape is looked at)"
-            )
+        call = problem.known_call("NtkSap")
         pure = problem.pure_loss(_outputs)
         trained = problem.start(pure)
         norms = _measurable_norms(pure.model)

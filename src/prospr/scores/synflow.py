@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prospr.errors import BatchError
 from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import evaluation_mode, one_sample
 from prospr.scores.base import Problem, Score, Scores
@@ -28,12 +27,7 @@ class SynFlow(Score):
     """
 
     def saliency(self, problem: Problem) -> Scores:
-        call = problem.call()
-        if call is None:
-            raise BatchError(
-                "SynFlow must know the shape of an input; pass batches, and a loss that calls the model (of the first "
-                "batch only the shape is looked at)"
-            )
+        call = problem.known_call("SynFlow")
         args, kwargs = map_tensors(one_sample(call), lambda t: torch.ones_like(_double(t)) if _real(t) else t)
 
         def flow_of(model, _):
