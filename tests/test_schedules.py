@@ -242,3 +242,18 @@ def test_snip_over_many_batches_is_the_mean_gradient():
     size = sum(t.sum() for t in want.values())
     scores = prospr.score(model, batches, method=Snip(batches=3))
     assert all(torch.allclose(scores[n], want[n] / size, rtol=1e-12) for n in want)
+
+
+def test_weights_left_that_all_score_the_same_are_a_collapse_and_not_a_choice_by_position():
+    """Cut on the way: every gradient is zero, and nothing may be chosen among zeros without a word."""
+
+    class Cut(Score):
+        def score(self, problem):
+            full = {name: w.abs() for name, w in problem.weights().items()}
+            if problem.masks is None:
+                return full
+            return {name: torch.where(problem.masks[name], 0.0, 1.0) for name in full}  # only what is pruned differs
+
+    case = BY_NAME["mlp"]
+    with pytest.raises(CollapseError, match=r"round 2 of 3.*all weights that are left score 0.*keep_per_layer=1"):
+        prospr.prune(case.model(), case.batches(1), 0.9, method=Iterative(Cut(), rounds=3), collapse="ignore")

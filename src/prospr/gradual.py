@@ -5,16 +5,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prospr.errors import MaskError, SettingError
+from prospr.masks import enforce
 from prospr.masks.masks import Masks
 from prospr.masks.select import Scope, check_sparsity, select_among
 from prospr.meta.loss import unwrap
 from prospr.scores import Magnitude, prunable
 from prospr.scores.base import Problem, Which
 
-__all__ = ["GradualMagnitude", "GradualPruner", "on_model"]
+__all__ = ["GradualMagnitude", "GradualPruner"]
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,14 @@ class GradualPruner:
         self.steps = 0  # of training, so far
         weights = prunable(self.model, which)
         self._names = tuple(weights)
-        held = on_model(self.model)
+        held = enforce.held(self.model)
         Masks({n: held.get(n, torch.ones_like(w, dtype=torch.bool)) for n, w in weights.items()}).apply(self.model)
         self._prune_if_due()
 
     @property
     def masks(self) -> Masks:
         """The masks as they are now. They live on the model, and travel with its state_dict."""
-        held = on_model(self.model)
+        held = enforce.held(self.model)
         for name in self._names:
             if name not in held:
                 raise MaskError(
@@ -156,11 +157,3 @@ class GradualPruner:
 
     def __repr__(self) -> str:
         return f"GradualPruner({self.settings}, after {self.steps} steps, sparsity {self.masks.sparsity:.4f})"
-
-
-def on_model(model: nn.Module) -> dict[str, Tensor]:
-    """The masks on a model; none is no error here."""
-    try:
-        return dict(Masks.of(model))
-    except MaskError:
-        return {}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from prospr.errors import CollapseWarning, MaskError, SettingError
-from prospr.gradual import on_model
+from prospr.masks import enforce
 from prospr.masks.masks import Masks
 from prospr.masks.select import Scope, check_sparsity, select_among
 from prospr.meta.batches import Stream
@@ -84,7 +84,7 @@ def retrain(
     if chosen.rule.rounds > 1:
         raise SettingError(f"method={method!r} has rounds of its own; pass the score inside it, and levels=")
     plain = unwrap(model)
-    if on_model(plain):
+    if enforce.held(plain):
         raise MaskError("there are masks on this model already; masks.remove(model) lets go of them")
     names = tuple(find_prunable(plain, prunable))
     rule = _Rule(chosen.rule.score, names, scope or chosen.scope, keep_per_layer, batches, loss, seed)
@@ -107,7 +107,7 @@ def retrain(
             masks.apply(plain)
             stages.trained(f"level-{level}", train, model, begin, None)
     except BaseException:
-        if held := on_model(plain):
+        if held := enforce.held(plain):
             Masks(held).remove(plain)
         plain.load_state_dict(start)
         raise

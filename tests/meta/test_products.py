@@ -88,7 +88,7 @@ def test_batch_norm_of_one_value_a_channel_is_pytorchs_own_error():
 
 
 def test_weight_norm_product_by_differences():
-    # PyTorch's fused weight norm gives a wrong product here; see METHODS in the docs.
+    # PyTorch's fused weight norm gives a wrong product here; see docs/mathematics.md.
     loss = lambda p, _: torch.tanh(torch._weight_norm(p["v"], p["g"], 0)).pow(2).sum()  # noqa: E731
     params = {"v": torch.randn(3, 4, dtype=torch.float64), "g": torch.rand(3, 1, dtype=torch.float64)}
     vector = noise(params)

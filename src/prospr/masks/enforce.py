@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from prospr.errors import MaskError
 from prospr.meta.loss import unwrap
 
-__all__ = ["applied", "apply", "is_masked", "locate", "remove", "rezero"]
+__all__ = ["applied", "apply", "held", "is_masked", "locate", "remove", "rezero"]
 
 _GUARDS = "_prospr_guards"  # a module's attribute: {parameter's attribute: Guard}; tied weights share one Guard
 # parameter -> weak reference to its Guard, for the optimizers' hook. A Guard holds its parameter, so a strong one here
@@ -131,15 +131,22 @@ def rezero(model: nn.Module) -> None:
 
 
 def applied(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the masks on a model, by parameter name."""
+    """Copies of the masks on a model, by parameter name; an error where there are none."""
+    found = held(model)
+    if not found:
+        name = type(unwrap(model)).__name__
+        raise MaskError(f"there are no masks on this {name}; prospr.prune or masks.apply puts them on")
+    return found
+
+
+def held(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the masks on a model, by parameter name; none, where there are none."""
     model = unwrap(model)
     found = {}
     for prefix, module in model.named_modules():
         for attribute, guard in module.__dict__.get(_GUARDS, {}).items():
             if (guard.module, guard.attribute) == (module, attribute):
                 found[f"{prefix}.{attribute}" if prefix else attribute] = guard.mask.clone()
-    if not found:
-        raise MaskError(f"there are no masks on this {type(model).__name__}; prospr.prune or masks.apply puts them on")
     order = {name: i for i, (name, _) in enumerate(model.named_parameters(remove_duplicate=False))}
     return dict(sorted(found.items(), key=lambda item: order[item[0]]))
 

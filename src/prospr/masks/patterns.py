@@ -58,9 +58,9 @@ def n_of_m(scores: Mapping[str, Tensor], n: int, m: int) -> dict[str, Tensor]:
 
 
 def block_scores(scores: Mapping[str, Tensor], rows: int, columns: int) -> dict[str, Tensor]:
-    """The sum of each block of outputs x inputs; a convolution's kernel positions are blocks of their own.
+    """The mean of each block of outputs x inputs; a convolution's kernel positions are blocks of their own.
 
-    Blocks at the edge are smaller where a layer is no multiple of the block; the mean keeps them comparable.
+    Blocks at the edge are smaller where a layer is no multiple of the block; a mean keeps them comparable.
     """
     found = {}
     for name, s in scores.items():

@@ -92,6 +92,12 @@ def select_among(
     >>> select_among({"w": torch.tensor([1.0, 3.0, 9.0, 2.0])}, masks, sparsity=0.5)["w"].tolist()
     [False, True, False, True]
     """
+    _check(scores)
+    left = [s[masks[name].to(s.device)] for name, s in scores.items()]
+    ends = {end.item() for part in left if part.numel() for end in (part.min(), part.max())}
+    wanted = max(1, round((1 - sparsity) * sum(s.numel() for s in scores.values())))
+    if len(ends) == 1 and wanted < sum(part.numel() for part in left):
+        raise ScoreError(f"all weights that are left score {ends.pop():g}, so the scores rank nothing")
     low = min(s.min().item() for s in scores.values())
     ranked = {name: torch.where(masks[name].to(s.device), s, low - abs(low) - 1) for name, s in scores.items()}
     chosen = select(ranked, sparsity, scope=scope, keep_per_layer=keep_per_layer, granularity=granularity)

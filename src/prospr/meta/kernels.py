@@ -235,12 +235,12 @@ def _broadcast(channel: Tensor, x: Tensor) -> Tensor:
     return channel.reshape(-1, *[1] * (x.dim() - 2))
 
 
-def _uses_batch_statistics(x, running_mean, training) -> bool:
+def _uses_batch_statistics(x, training) -> bool:
     return bool(training) and not torch.is_autocast_enabled(x.device.type)
 
 
 def _batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    if not _uses_batch_statistics(input, running_mean, training) or (weight is None) != (bias is None):
+    if not _uses_batch_statistics(input, training) or (weight is None) != (bias is None):
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if input.numel() == input.shape[1]:  # one value a channel: let PyTorch say so in its own words
         return F.batch_norm(input, None, None, weight, bias, training, momentum, eps)
@@ -251,7 +251,7 @@ def _native_batch_norm(
     input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
 ):
     # cuDNN's kernel has no forward-mode rule; the native one has.
-    if not _uses_batch_statistics(input, running_mean, training):
+    if not _uses_batch_statistics(input, training):
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     return aten.native_batch_norm(input, weight, bias, None, None, True, 0.0, eps)[0]
 

@@ -28,7 +28,6 @@ _MISSING = (
     "no forward",
     "forward AD",
     "double backward",
-    "Recomputed values",  # activation checkpointing forgets tangents
 )
 
 

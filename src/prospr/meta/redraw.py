@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prospr.errors import SettingError
 from prospr.meta.loss import Params, PureLoss, devices_of, evaluation_mode, replay, unwrap
 
-__all__ = ["Init", "draw_anew", "masks_on", "redrawn_parameters"]
+__all__ = ["Init", "draw_anew", "redrawn_parameters"]
 
 Init = Callable[[nn.Module], object]
 
@@ -53,15 +53,3 @@ def redrawn_parameters(model: nn.Module, init: Init | None = None, seed: int = 0
     with evaluation_mode(model), PureLoss(model).swapped(copies):
         draw_anew(model, init, seed)
         return {name: p.detach() for name, p in model.named_parameters()}
-
-
-def masks_on(model: nn.Module) -> dict[str, Tensor]:
-    """The masks that are on a model, by parameter: buffers called `<parameter>_mask`, as Masks.apply leaves them."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    found = {}
-    for module in model.modules():
-        for key, p in module._parameters.items():
-            mask = module._buffers.get(f"{key}_mask")
-            if p is not None and mask is not None and mask.dtype == torch.bool and mask.shape == p.shape:
-                found[names[id(p)]] = mask
-    return found

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from prospr.errors import SettingError
 from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import Call, Params, PureLoss, devices_of, evaluation_mode, replay
-from prospr.meta.redraw import Init, masks_on, redrawn_parameters
+from prospr.meta.redraw import Init, redrawn_parameters
 from prospr.scores.base import Problem, Score, Scores
 
 __all__ = ["NtkSap"]
@@ -72,7 +72,7 @@ class NtkSap(Score):
         noise = map_tensors(call, lambda t: _normal_like(t, generator) if t.is_floating_point() else t)
         drawn = redrawn_parameters(pure.model, self.init, weight_seed)
         drawn = {name: drawn[name] for name in trained}  # what is frozen stays what it is
-        on = masks_on(pure.model)  # a weight that is pruned already has no value to draw
+        on = _masks_on(pure.model)  # a weight that is pruned already has no value to draw
         w = _masked({name: drawn[name] for name in problem.names}, on)
         v = _masked({name: self.epsilon * _normal_like(w[name], generator) for name in problem.names}, on)
         masks = problem.masks or {}
@@ -146,3 +146,15 @@ def _measuring(norms: list[_Norm]) -> Generator[None]:
     finally:
         for norm, training, momentum in before:
             norm.training, norm.momentum = training, momentum
+
+
+def _masks_on(model: nn.Module) -> dict[str, Tensor]:
+    """The masks that are on a model, by parameter: buffers called `<parameter>_mask`, as Masks.apply leaves them."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {}
+    for module in model.modules():
+        for key, p in module._parameters.items():
+            mask = module._buffers.get(f"{key}_mask")
+            if p is not None and mask is not None and mask.dtype == torch.bool and mask.shape == p.shape:
+                found[names[id(p)]] = mask
+    return found

@@ -26,8 +26,8 @@ class ProsPr(Score):
 
     steps: M; M + 1 batches are read. 0 is SNIP.
     lr: of the inner steps; "auto" is kappa / |lambda|, lambda the Hessian's largest eigenvalue in size. With kappa = 1
-        the derivative was measured not to grow on its way back (ResNet-20: by 5 % a step, against 77 % at lr = 0.1),
-        so the ranking is not that of one direction, and no layer empties; see docs/measurements.md.
+        the derivative was measured hardly to grow on its way back (ResNet-20, one seed: by 5 % a step, against 77 % at
+        lr = 0.1), so the ranking is not that of one direction; see docs/measurements.md.
     momentum, dampening, nesterov, weight_decay: as in torch.optim.SGD.
     order: "exact", or "first": the M steps are taken, all curvature is dropped.
     detach_first: cut the first momentum buffer, as the published code does.
