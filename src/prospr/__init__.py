@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prospr import errors, masks, meta, sanity
+    from prospr import channels, errors, masks, meta, sanity
+    from prospr.channels import shrink
     from prospr.errors import PruningError
     from prospr.gradual import GradualMagnitude
     from prospr.masks import Masks, inspect, select
@@ -38,6 +39,7 @@ __all__ = [
     "Score",
     "Snip",
     "SynFlow",
+    "channels",
     "errors",
     "inspect",
     "masks",
@@ -49,11 +51,13 @@ __all__ = [
     "sanity",
     "score",
     "select",
+    "shrink",
 ]
 
 # Where each name lives. They are looked up when first used: a command's --help need not wait for torch.
 _HOMES = {
-    "prospr": ("errors", "masks", "meta", "sanity"),
+    "prospr": ("channels", "errors", "masks", "meta", "sanity"),
+    "prospr.channels": ("shrink",),
     "prospr.errors": ("PruningError",),
     "prospr.gradual": ("GradualMagnitude",),
     "prospr.masks": ("Masks", "inspect", "select"),

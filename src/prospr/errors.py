@@ -7,10 +7,12 @@ __all__ = [
     "DerivativeError",
     "FolderError",
     "InexactWarning",
+    "KeptWholeWarning",
     "LossError",
     "MaskError",
     "MaskFileError",
     "ModelError",
+    "PlanError",
     "PruningError",
     "ScoreError",
     "SettingError",
@@ -58,6 +60,10 @@ class FolderError(PruningError):
     """A folder of stages that belongs to another run, or a file in it that is damaged."""
 
 
+class PlanError(PruningError, ValueError):
+    """A plan for a smaller network that is damaged, or of another network."""
+
+
 class CollapseError(PruningError):
     """Pruning cut every path from the network's input to its output."""
 
@@ -68,6 +74,10 @@ class CollapseWarning(UserWarning):
 
 class InexactWarning(UserWarning):
     """The result is not exactly the one that was asked for, and this says why."""
+
+
+class KeptWholeWarning(UserWarning):
+    """Channels of these layers cannot be removed from the network, and this says why."""
 
 
 class ZeroScoreWarning(UserWarning):

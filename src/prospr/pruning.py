@@ -2,18 +2,22 @@
 
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from prospr.errors import CollapseError, CollapseWarning, SettingError
+from prospr.channels.costs import Unit
+from prospr.channels.groups import Groups, find_groups
+from prospr.errors import BatchError, CollapseError, CollapseWarning, SettingError
+from prospr.granularity import Channels, Kind, Weights
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity
 from prospr.masks.reach import reach
 from prospr.masks.select import Scope, check_sparsity
 from prospr.meta.batches import Stream
-from prospr.meta.loss import Call, ModelLoss, cross_entropy, devices_of, one_sample, replay, unwrap
+from prospr.meta.loss import Call, ModelLoss, call_of, cross_entropy, devices_of, one_sample, replay, unwrap
 from prospr.registry import Method, find
 from prospr.schedules import Iterative
 from prospr.scores.base import Problem, Score, Scores, Which
@@ -29,6 +33,8 @@ def score(
     method: str | Score | Iterative | Method = "prospr",
     loss: ModelLoss = cross_entropy,
     prunable: Which = None,
+    granularity: Granularity | None = None,
+    example: Any = None,
     seed: int = 0,
 ) -> Scores:
     """What every prunable weight is worth, as {parameter name: tensor of its shape}. The model is not changed.
@@ -36,6 +42,7 @@ def score(
     batches: any iterable of batches, such as a DataLoader; as many are read as the method needs.
     loss: `loss(model, batch) -> scalar tensor`; cross-entropy of (inputs, targets) by default.
     prunable: which parameters; see `prospr.prunable`.
+    granularity, example: "channel" for one score a group of channels, as {set of channels: tensor}; see `prospr.prune`.
 
     A model in eval mode is scored in train mode, as it will be trained; one in train mode exactly as it is.
     """
@@ -47,7 +54,11 @@ def score(
             "prospr.prune runs it, and prospr.score takes the score inside it"
         )
     with torch.inference_mode(False), replay(None, devices_of(model.parameters())):
-        return chosen.rule.score.score(_problem(model, batches, loss, prunable, seed))
+        problem = _problem(model, batches, loss, prunable, seed)
+        if (granularity or chosen.granularity) != "channel":
+            return chosen.rule.score.score(problem)
+        found = _groups(problem, example, prunable)
+        return Channels(found).score(chosen.rule.score, _of_channels(problem, found))
 
 
 def prune(
@@ -60,14 +71,22 @@ def prune(
     prunable: Which = None,
     scope: Scope | None = None,
     keep_per_layer: int = 0,
-    granularity: Granularity = "weight",
+    granularity: Granularity | None = None,
+    budget: Unit = "parameters",
+    round_to: int = 1,
+    per_flop: bool = False,
+    example: Any = None,
     seed: int = 0,
     collapse: Literal["error", "warn", "ignore"] = "error",
 ) -> Masks:
     """Prune `model` in place before it is trained; it stays sparse while it trains. Returns the masks.
 
     sparsity: the share of prunable weights that go, 0.95 for 95 %.
-    scope, keep_per_layer, granularity: see `prospr.select`; the method says which scope by default.
+    scope, keep_per_layer, granularity: see `prospr.select`; the method says which by default.
+    granularity="channel": whole channels go, with every weight, bias and norm parameter that belongs to them, so that
+        `prospr.shrink` can make the network smaller. `sparsity` is then the share of the network's `budget`
+        ("parameters", "channels" or "flops") that goes; round_to, per_flop: see `prospr.channels.Groups.select`.
+        Which channels go together is found by running the model on one sample of the first batch, or of `example`.
     collapse: what to do where pruning cuts every path from input to output. A layer that empties beside a skip
         connection is a warning. After an error the model is as it was.
 
@@ -85,8 +104,17 @@ def prune(
     chosen = find(method)
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
         problem = _problem(plain, batches, loss, prunable, seed)
+        scope, granularity = scope or chosen.scope, granularity or chosen.granularity
+        if granularity == "channel":
+            found = _groups(problem, example, prunable)
+            kind: Kind = Channels(found, scope, max(1, keep_per_layer), budget, round_to, per_flop)
+            problem, collapse = _of_channels(problem, found), "ignore"  # every layer keeps a channel
+        else:
+            if budget != "parameters" or round_to != 1 or per_flop:
+                raise SettingError("budget, round_to and per_flop are for granularity='channel'")
+            kind = Weights(scope, keep_per_layer, granularity)
         call = problem.call() if collapse != "ignore" else None
-        masks = chosen.rule.masks(problem, sparsity, scope or chosen.scope, keep_per_layer, granularity)
+        masks = chosen.rule.masks(problem, sparsity, kind)
         if collapse != "ignore":
             _check_collapse(plain, masks, call, collapse)
         masks.apply(plain)
@@ -96,6 +124,25 @@ def prune(
 def _problem(model: nn.Module, batches: Iterable[Any] | None, loss: ModelLoss, which: Which, seed: int) -> Problem:
     names = tuple(find_prunable(model, which))
     return Problem(model, names, None if batches is None else Stream(batches), loss, seed)
+
+
+def _groups(problem: Problem, example: Any, which: Which) -> Groups:
+    call = call_of(example) if example is not None else problem.call()
+    if call is None:
+        raise BatchError(
+            "channels are found by running the model; pass batches and a loss that calls it, or example= (an input, a "
+            "tuple of arguments or a dict of keyword arguments)"
+        )
+    found = find_groups(problem.model, call, only=None if which is None else problem.names)
+    found.warn()
+    return found
+
+
+def _of_channels(problem: Problem, found: Groups) -> Problem:
+    """The problem with every trainable parameter that a channel has a part in: biases and norms too."""
+    trainable = {name for name, p in problem.model.named_parameters() if p.requires_grad}
+    names = tuple(name for name in found.parameters if name in found.coupled and name in trainable)
+    return replace(problem, names=names)
 
 
 def _connected(model: nn.Module, masks: Masks, call: Call) -> bool | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from prospr.errors import SettingError
+from prospr.masks.patterns import Granularity
 from prospr.masks.select import Scope
 from prospr.schedules import Iterative
 from prospr.scores import Grasp, Magnitude, NtkSap, ProsPr, Random, Score, Snip, SynFlow
@@ -12,10 +13,11 @@ __all__ = ["Method", "find", "methods"]
 
 @dataclass(frozen=True)
 class Method:
-    """A product of independent choices: a score, when it prunes, and what it compares a weight with."""
+    """A product of independent choices: a score, when it prunes, what it compares a weight with, what it prunes whole."""
 
     score: Score | Iterative
     scope: Scope = "global"
+    granularity: Granularity = "weight"
     reference: str = ""
     cost: str = ""  # in training steps (one forward and backward pass)
 
@@ -42,6 +44,9 @@ _METHODS = {
     "force": Method(Iterative(Snip(), rounds=60, recover=True), reference="de Jorge et al., ICLR 2021", cost="60"),
     "grasp": Method(Grasp(), reference="Wang et al., ICLR 2020", cost="4"),
     "grasp-mb": Method(Grasp(batches=10), reference="Wang et al., ICLR 2020, mean of ten batches", cost="40"),
+    "3sp": Method(
+        Snip(), granularity="channel", reference="van Amersfoort et al., 2020; prospr.shrink rescales or redraws", cost="1"
+    ),
     "synflow": Method(
         Iterative(SynFlow(), rounds=100), reference="Tanaka et al., NeurIPS 2020", cost="100 of one sample"
     ),

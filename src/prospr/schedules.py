@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from prospr.errors import CollapseError, ScoreError, SettingError
+from prospr.granularity import Kind
 from prospr.masks.masks import Masks
-from prospr.masks.patterns import Granularity, parse
-from prospr.masks.select import Scope, select, select_among
 from prospr.scores.base import Problem, Score
 
 __all__ = ["Iterative"]
@@ -55,29 +54,17 @@ class Iterative:
         before = [1 - density**t if self.schedule == "exponential" else sparsity * t for t in shares]
         return [*before, sparsity]
 
-    def masks(
-        self,
-        problem: Problem,
-        sparsity: float,
-        scope: Scope = "global",
-        keep_per_layer: int = 0,
-        granularity: Granularity = "weight",
-    ) -> Masks:
-        """Run all rounds. The model is not changed."""
-        if self.rounds > 1 and parse(granularity)[0] == "n:m":
-            raise SettingError(f"granularity={granularity!r} fixes the sparsity, so there are no rounds; use rounds=1")
-        how = {"scope": scope, "keep_per_layer": keep_per_layer, "granularity": granularity}
+    def masks(self, problem: Problem, sparsity: float, kind: Kind) -> Masks:
+        """Run all rounds, of weights or of channels. The model is not changed."""
+        if self.rounds > 1 and not kind.in_rounds:
+            raise SettingError(f"{kind}: this fixes the sparsity, so there are no rounds; use rounds=1")
         masks: Masks | None = None
         for t, target in enumerate(self.sparsities(sparsity)):
             if problem.batches is not None:
                 problem.batches.next_round()
             now = replace(problem, masks=masks, recover=self.recover, seed=problem.seed + t)
             try:
-                scores = self.score.score(now)
-                if masks is None or self.recover:
-                    masks = select(scores, target, **how)
-                else:
-                    masks = select_among(scores, masks, target, **how)
+                masks = kind.select(kind.score(self.score, now), target, None if self.recover else masks)
             except ScoreError as error:
                 if masks is None:
                     raise

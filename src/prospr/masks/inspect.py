@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from prospr.errors import MaskError
 from prospr.masks.masks import table
 from prospr.masks.reach import reach
-from prospr.meta.loss import Call, PureLoss, devices_of, evaluation_mode, replay, unwrap
+from prospr.meta.loss import Call, PureLoss, call_of, devices_of, evaluation_mode, replay, unwrap
 
 __all__ = ["Inspection", "Layer", "Threshold", "histogram", "inspect", "threshold"]
 
@@ -88,7 +88,7 @@ def inspect(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Insp
     2.weight  1x2       2   2  100.00%     50.00%   0/1    4e-06/4e-06
     total               4   8   50.00%     37.50%       8e-06/1.6e-05
     """
-    call: Call = (example if isinstance(example, tuple) else (example,), {})
+    call = call_of(example)
     model = unwrap(model)
     named = dict(model.named_parameters())
     for name, mask in masks.items():

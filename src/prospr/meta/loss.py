@@ -22,6 +22,7 @@ __all__ = [
     "ModelLoss",
     "Params",
     "PureLoss",
+    "call_of",
     "called_with",
     "cross_entropy",
     "devices_of",
@@ -176,6 +177,13 @@ def called_with(model: nn.Module, loss: ModelLoss, batch: Any) -> Call | None:
     finally:
         handle.remove()
     return None
+
+
+def call_of(example: Any) -> Call:
+    """An example as a model is called with it: a tuple of arguments, a dict of keyword arguments, or one input."""
+    if isinstance(example, tuple):
+        return example, {}
+    return ((), example) if isinstance(example, dict) else ((example,), {})
 
 
 def one_sample(call: Call) -> Call:

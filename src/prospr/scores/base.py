@@ -166,8 +166,16 @@ class Score:
         raise NotImplementedError(f"{type(self).__name__} must define saliency(problem) or score(problem)")
 
     def score(self, problem: Problem) -> Scores:
-        """What selection ranks, larger is kept: the size of the saliency, as a share of the whole."""
-        saliency = self.saliency(problem)
+        """What selection ranks: larger is kept."""
+        return self.rank(self.saliency(problem))
+
+    def score_groups(self, problem: Problem, total: Callable[[Scores], Scores]) -> Scores:
+        """The same for channels. `total` sums over all tensors of a group: of derivatives with respect to the weights'
+        masks, that is the derivative with respect to the one mask entry they share."""
+        return self.rank(total(self.saliency(problem)))
+
+    def rank(self, saliency: Scores) -> Scores:
+        """The size of the saliency, as a share of the whole."""
         for name, s in saliency.items():
             if not torch.isfinite(s).all():
                 bad = int((~torch.isfinite(s)).sum())
@@ -175,5 +183,5 @@ class Score:
         # Half precision has too few numbers for shares of a million weights.
         sizes = {name: s.abs().to(torch.promote_types(s.dtype, torch.float32)) for name, s in saliency.items()}
         sums = [s.sum(dtype=torch.float64).cpu() for s in sizes.values()]
-        total = torch.stack(sums).sum()
+        total = torch.stack(sums).sum() if sums else torch.zeros(())
         return {name: (s / total.to(s.device, s.dtype)) if total > 0 else s for name, s in sizes.items()}

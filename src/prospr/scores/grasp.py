@@ -41,7 +41,7 @@ class Grasp(Score):
         if not isinstance(self.batches, int) or self.batches < 1:
             raise SettingError(f"Grasp(batches={self.batches!r}): use a whole number, 1 or more")
 
-    def score(self, problem: Problem) -> Scores:
+    def saliency(self, problem: Problem) -> Scores:
         data = list(itertools.islice(problem.data(), self.batches))
         if len(data) < self.batches:
             raise BatchError(f"batches holds {len(data)}, and Grasp(batches={self.batches}) reads {self.batches}")
@@ -53,6 +53,9 @@ class Grasp(Score):
             h = _mean([products.hvp(params, batch, g, i) for i, batch in enumerate(data)])
         weights = problem.weights()
         return {name: weights[name] * h[name] for name in problem.names}
+
+    def rank(self, saliency: Scores) -> Scores:
+        return saliency
 
 
 def _mean(parts: list[Scores]) -> Scores:

@@ -9,7 +9,7 @@ __all__ = ["Magnitude"]
 
 @dataclass(frozen=True)
 class Magnitude(Score):
-    """|w|; looks at no data."""
+    """|w|, of a channel the sum of them; looks at no data."""
 
     def saliency(self, problem: Problem) -> Scores:
-        return problem.weights()
+        return {name: w.abs() for name, w in problem.weights().items()}

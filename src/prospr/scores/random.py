@@ -1,5 +1,6 @@
 """No opinion: the baseline every score must beat."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,14 @@ class Random(Score):
     """Uniform noise, drawn on the CPU from the seed alone: the same on every device."""
 
     def saliency(self, problem: Problem) -> Scores:
-        generator = torch.Generator().manual_seed(problem.seed)
-        return {
-            name: torch.rand(w.shape, generator=generator, dtype=torch.float32).to(w.device)
-            for name, w in problem.weights().items()
-        }
+        return _noise(problem.weights(), problem.seed)
+
+    def score_groups(self, problem: Problem, total: Callable[[Scores], Scores]) -> Scores:
+        return self.rank(_noise(total(problem.weights()), problem.seed))  # a sum of noise would be a measure of size
+
+
+def _noise(like: Scores, seed: int) -> Scores:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.rand(t.shape, generator=generator, dtype=torch.float32).to(t.device) for name, t in like.items()
+    }

@@ -1,0 +1,320 @@
+"""Groups: the channels of a network that must go together, what they are worth and what they cost."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prospr.channels.budget import Scope, choose
+from prospr.channels.costs import Costs, Unit
+from prospr.channels.size import Size
+from prospr.channels.trace import INPUT, OUTPUT, Choices, Term, Trace, trace
+from prospr.channels.trial import works
+from prospr.errors import KeptWholeWarning, MaskError, ScoreError
+from prospr.masks.masks import Masks
+from prospr.meta.loss import Call, call_of, one_sample, unwrap
+from prospr.scores.base import prunable
+
+__all__ = ["Groups", "find_groups", "groups"]
+
+Axis = tuple[str, int]
+
+
+def groups(model: nn.Module, example: Any, *, verify: bool = True) -> "Groups":
+    """Find which channels of `model` must go together, by running it on one sample of `example`.
+
+    example: an input, a tuple of arguments or a dict of keyword arguments.
+    verify: try it: the network without every other channel, of random weights in float64, must give the same numbers
+        as with those channels masked. Channels for which it does not (a size written in forward) are kept whole.
+
+    Channels that cannot go are kept whole; layers whose outputs are, other than the network's own, are named in a
+    KeptWholeWarning with the reason. The model is not changed.
+
+    >>> import torch, prospr
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    >>> found = prospr.channels.groups(net, torch.zeros(1, 8))
+    >>> print(found)
+    channels   go together
+    0.weight   4 of 0.weight[0], 0.bias[0], 2.weight[1]
+    """
+    found = find_groups(model, call_of(example), verify)
+    found.warn()
+    return found
+
+
+class Groups:
+    """See `prospr.channels.groups`.
+
+    sets: {name: group numbers}; the channels of a set are interchangeable, and it is named by its first parameter.
+    axes: {(parameter or buffer, dimension): the group of each index}, -1 where a channel stays.
+    kept_whole: {parameter: why its output channels cannot go}.
+    """
+
+    def __init__(
+        self, model: nn.Module, found: Trace, frozen: Mapping[str, str], only: Sequence[str] | None = None
+    ) -> None:
+        self.parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self.tensors = {name for name, _ in found.axes}
+        members: dict[int, dict[Axis, int]] = {}
+        for axis, labels in found.axes.items():
+            for root in found.forest.roots(labels):
+                if found.forest.why_fixed(root) is None:
+                    counts = members.setdefault(root, {})
+                    counts[axis] = counts.get(axis, 0) + 1
+        kinds: dict[tuple[tuple[Axis, int], ...], list[int]] = {}
+        for root, counts in members.items():
+            if any(name in self.parameters for name, _ in counts):
+                kinds.setdefault(tuple(counts.items()), []).append(root)
+        self.sets: dict[str, list[int]] = {}
+        self.refused: dict[str, str] = {}
+        number: dict[int, int] = {}
+        alone = {axis for axis, labels in found.axes.items() if len(set(found.forest.roots(labels))) == 1}
+        names: list[str] = []
+        for kind, roots in kinds.items():
+            name = _name(kind[0][0], names)
+            names.append(name)
+            if name in frozen:
+                self.refused[name] = frozen[name]
+            elif reason := _not_allowed(model, [name for (name, _), _ in kind], only):
+                self.refused[name] = reason
+            elif any(axis in alone for axis, _ in kind):
+                self.refused[name] = "all its channels are tied to one another"
+            else:
+                self.sets[name] = list(range(len(number), len(number) + len(roots)))
+                number.update(zip(roots, self.sets[name], strict=True))
+        self.count = len(number)
+        to_group = lambda labels: [number.get(root, -1) for root in found.forest.roots(labels)]  # noqa: E731
+        self.axes = {axis: to_group(labels) for axis, labels in found.axes.items()}
+        self.coupled = {name for (name, _), ids in self.axes.items() if max(ids, default=-1) >= 0}
+        self.attributes = [(a, to_group(a.labels)) for a in found.attributes]
+        self.read = {
+            axis
+            for axis, labels in found.axes.items()
+            if axis[0] in self.parameters and not found.written.intersection(labels)
+        }
+        self._terms = _terms(model, self, [_numbered(term, to_group) for term in found.flops])
+        refused = {root: self.refused[name] for name, kind in zip(names, kinds, strict=True) if name in self.refused
+                   for root in kinds[kind]}  # fmt: skip
+        self.kept_whole = _kept_whole(model, self, found, refused)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def costs(self) -> Costs:
+        """The costs of the whole network, to count down."""
+        return Costs(self._terms, self.count)
+
+    def size(self, masks: Mapping[str, Tensor] | None = None) -> Size:
+        """The size of the network, or of what `masks` leaves of it; FLOPs are of one sample."""
+        costs = self.costs()
+        if masks is not None:
+            costs.remove([g for g, gone in enumerate(self.removed(masks)) if gone])
+        return Size(**costs.now)
+
+    def sum(self, saliency: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Signed numbers a weight, summed over every tensor of a group: the derivative of the group's one mask entry.
+
+        A weight between two channels of one group counts twice, as it does in that derivative.
+        """
+        device = next(iter(saliency.values())).device
+        total = torch.zeros(self.count, dtype=torch.float64, device=device)
+        for (name, dim), ids in self.axes.items():
+            if name not in saliency or max(ids, default=-1) < 0:
+                continue
+            s = saliency[name]
+            line = s.double().movedim(dim, 0).flatten(1).sum(1) if s.dim() > 1 else s.double()
+            where = torch.tensor(ids, device=device)
+            total.index_add_(0, where[where >= 0], line.to(device)[where >= 0])
+        return {name: total[torch.tensor(ids, device=device)] for name, ids in self.sets.items()}
+
+    def select(
+        self,
+        scores: Mapping[str, Tensor],
+        sparsity: float,
+        *,
+        budget: Unit = "parameters",
+        round_to: int = 1,
+        per_flop: bool = False,
+        scope: Scope = "global",
+        keep_per_layer: int = 1,
+        among: Mapping[str, Tensor] | None = None,
+    ) -> Masks:
+        """Remove the channels of lowest score until the network that is left meets the budget.
+
+        budget: what `sparsity` is a share of: "parameters", "channels" (outputs of layers) or "flops".
+        round_to: the channels kept of a set are a multiple of this, or all.
+        per_flop: compare scores divided by the FLOPs that removing the channel alone would save, as 3SP can.
+        scope: "global", or "layer": the same share of every set.
+        keep_per_layer: so many channels stay in every dimension.
+        among: masks of an earlier round; what they removed stays removed.
+        """
+        if list(scores) != list(self.sets):
+            raise ScoreError(
+                f"scores are for {', '.join(scores) or 'nothing'}, and these groups have the sets {', '.join(self.sets)}"
+            )
+        gone = [g for g, out in enumerate(self.removed(among)) if out] if among is not None else []
+        removed = choose(
+            self.costs(), self.sets, scores, sparsity, budget, round_to, per_flop, scope, keep_per_layer, gone
+        )
+        return self.masks(removed)
+
+    def masks(self, removed: set[int]) -> Masks:
+        """Masks of every parameter that has a channel which could go."""
+        masks = {}
+        for name, shape in self.parameters.items():
+            if name not in self.coupled:
+                continue
+            dims = {d: self.axes[name, d] for d in range(len(shape)) if (name, d) in self.axes}
+            mask = torch.ones(shape, dtype=torch.bool)
+            for d, ids in dims.items():
+                stays = torch.tensor([g not in removed for g in ids])
+                mask &= stays.reshape([-1 if e == d else 1 for e in range(len(shape))])
+            masks[name] = mask
+        return Masks(masks)
+
+    def removed(self, masks: Mapping[str, Tensor]) -> list[bool]:
+        """Which groups `masks` remove: those that nothing reads, because every weight that would is masked.
+
+        This is exact for any masks, whatever lies between a channel and its readers.
+        """
+        for name, mask in masks.items():
+            if name not in self.parameters or self.parameters[name] != tuple(mask.shape):
+                raise MaskError(
+                    f"{name}: a mask of shape {tuple(mask.shape)}, and the network "
+                    + (f"has {self.parameters[name]}" if name in self.parameters else "has no such parameter")
+                )
+        left = {name: mask.detach().cpu().clone() for name, mask in masks.items()}
+        is_read = [False] * self.count
+        readers = [False] * self.count
+        gone: list[bool] = []
+        while True:
+            for (name, dim), ids in self.axes.items():
+                if (name, dim) not in self.read:
+                    continue
+                seen = left[name].movedim(dim, 0).flatten(1).any(1).tolist() if name in left else [True] * len(ids)
+                for g, some in zip(ids, seen, strict=True):
+                    if g >= 0:
+                        readers[g] = True
+                        is_read[g] |= some
+            now = [has and not read for has, read in zip(readers, is_read, strict=True)]
+            if now == gone:
+                return gone
+            gone = now
+            # A channel that goes no longer reads its own inputs.
+            for (name, dim), ids in self.axes.items():
+                if name in left and any(g >= 0 and gone[g] for g in ids):
+                    stays = torch.tensor([g < 0 or not gone[g] for g in ids])
+                    left[name] &= stays.reshape([-1 if e == dim else 1 for e in range(left[name].dim())])
+            is_read = [False] * self.count
+
+    def warn(self) -> None:
+        if self.kept_whole:
+            shown = [f"{name} ({why})" for name, why in list(self.kept_whole.items())[:6]]
+            more = f" and {len(self.kept_whole) - 6} more" if len(self.kept_whole) > 6 else ""
+            warnings.warn(f"kept whole: {', '.join(shown)}{more}", KeptWholeWarning, stacklevel=4)
+
+    def __str__(self) -> str:
+        rows = [("channels", "go together")]
+        for name, ids in self.sets.items():
+            where = [f"{n}[{d}]" for (n, d), of in self.axes.items() if ids[0] in of and n in self.parameters]
+            more = f" and {len(where) - 6} more" if len(where) > 6 else ""
+            rows.append((name, f"{len(ids)} of {', '.join(where[:6])}{more}"))
+        rows += [(name, f"kept whole: {why}") for name, why in self.kept_whole.items()]
+        width = max(len(row[0]) for row in rows)
+        return "\n".join(f"{left.ljust(width)}  {right}".rstrip() for left, right in rows)
+
+
+def _name(axis: Axis, taken: list[str]) -> str:
+    name, k = axis[0], 2
+    while name in taken:
+        name, k = f"{axis[0]} ({k})", k + 1
+    return name
+
+
+def _not_allowed(model: nn.Module, names: Sequence[str], only: Sequence[str] | None) -> str | None:
+    named = dict(model.named_parameters())
+    for name in names:
+        if name in named and named[name].dim() > 1:
+            if only is not None and name not in only:
+                return f"{name} is not among prunable="
+            if not named[name].requires_grad:
+                return f"{name} is frozen"
+    return None
+
+
+def _numbered(term: Term, to_group: Callable[[Any], list[int]]) -> Term:
+    return Term(term.factor, tuple(tuple(to_group(line)) for line in term.dims))
+
+
+def _terms(model: nn.Module, found: Groups, flops: list[Term]) -> dict[Unit, list[Term]]:
+    parameters, channels = [], []
+    matrices = prunable(model, lambda _, p: p.dim() > 1)
+    for name, shape in found.parameters.items():
+        lines = {d: tuple(found.axes[name, d]) for d in range(len(shape)) if (name, d) in found.axes}
+        factor = 1
+        for d, n in enumerate(shape):
+            factor *= 1 if d in lines else n
+        parameters.append(Term(factor, tuple(lines.values())))
+        if name in matrices:
+            written = [line for d, line in lines.items() if (name, d) not in found.read]
+            channels += [Term(1, (line,)) for line in written[:1]]
+    return {"parameters": parameters, "channels": channels, "flops": flops}
+
+
+def _kept_whole(model: nn.Module, found: Groups, seen: Trace, refused: Mapping[int, str]) -> dict[str, str]:
+    """Layers of which some output channel cannot go, and the reason; what comes in and goes out of the network must."""
+    kept = {}
+    for (name, dim), labels in seen.axes.items():
+        if len(found.parameters.get(name, ())) < 2 or (name, dim) in found.read or name in kept or dim > 1:
+            continue
+        for root in seen.forest.roots(labels):
+            why = seen.forest.why_fixed(root) or refused.get(root)
+            if why not in (None, INPUT, OUTPUT):
+                kept[name] = why
+                break
+    return kept
+
+
+def find_groups(model: nn.Module, call: Call, verify: bool = True, only: Sequence[str] | None = None) -> Groups:
+    """`groups` without the warning."""
+    model = unwrap(model)
+    call = one_sample(call)
+    first = trace(model, call)
+    frozen: dict[str, str] = {}
+    found = Groups(model, first, frozen, only)
+    if not verify:
+        return found
+    while True:
+        why = works(model, call, found, list(found.sets))
+        if why is None:
+            break
+        bad = {name: reason for name in found.sets if (reason := works(model, call, found, [name]))}
+        if not bad:  # each alone, but not all together: add them one by one
+            good: list[str] = []
+            for name in found.sets:
+                reason = works(model, call, found, [*good, name])
+                if reason is None:
+                    good.append(name)
+                else:
+                    bad[name] = reason
+        frozen.update(bad)
+        found = Groups(model, first, frozen, only)
+    return _choose_splits(model, call, first, found, frozen, only)
+
+
+def _choose_splits(
+    model: nn.Module, call: Call, seen: Trace, found: Groups, frozen: dict[str, str], only: Sequence[str] | None
+) -> Groups:
+    """Reshapes that split channels (attention heads): find which part may lose channels, by trying."""
+    choices: Choices = {}
+    for sizes in dict.fromkeys(seen.splits.values()):
+        for part in range(len(sizes)):
+            tried = {**choices, **{number: part for number, s in seen.splits.items() if s == sizes}}
+            candidate = Groups(model, trace(model, call, tried), frozen, only)
+            fresh = [name for name in candidate.sets if name not in found.sets]
+            if fresh and works(model, call, candidate, fresh) is None and set(found.sets) <= set(candidate.sets):
+                found, choices = candidate, tried
+                break
+    return found

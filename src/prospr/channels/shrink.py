@@ -1,0 +1,90 @@
+"""From masks to a network that is really smaller."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from prospr.channels.groups import find_groups
+from prospr.channels.plan import Plan
+from prospr.channels.trial import plan_for
+from prospr.errors import MaskError, SettingError
+from prospr.masks.masks import Masks
+from prospr.meta.loss import call_of, unwrap
+from prospr.meta.redraw import Init, draw_anew
+
+__all__ = ["plan", "shrink"]
+
+
+def plan(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Plan:
+    """How `masks` make `model` smaller: every channel goes that no weight which is left reads. See `Plan`."""
+    model = unwrap(model)
+    found = find_groups(model, call_of(example))
+    return plan_for(found, model, [g for g, gone in enumerate(found.removed(masks)) if gone])
+
+
+def shrink(
+    model: nn.Module,
+    masks: Mapping[str, Tensor],
+    example: Any,
+    *,
+    weights: Literal["keep", "rescale", "redraw"] = "keep",
+    init: Init | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """A plain, smaller nn.Module of the same classes, which computes what `model` computes under `masks`.
+
+    example: an input, a tuple of arguments or a dict of keyword arguments; one sample of it is run.
+    weights: "keep" the initial ones; "rescale" them by sqrt(inputs before / inputs left), so that their variance fits
+        the new number of inputs; or "redraw" them from `seed`, by `init(model)` or the layers' own reset_parameters (3SP's
+        + rescale and + reinit).
+
+    The model is not changed. Weights that `masks` prune inside the channels that stay are pruned in the smaller network
+    too, and stay so.
+
+    >>> import torch, prospr
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    >>> batches = [(torch.randn(32, 8), torch.randint(0, 3, (32,))) for _ in range(4)]
+    >>> masks = prospr.prune(net, batches, sparsity=0.5, granularity="channel")
+    >>> small = prospr.shrink(net, masks, torch.zeros(1, 8))
+    >>> x = torch.randn(5, 8)
+    >>> small[0].out_features, torch.allclose(small(x), net(x), atol=1e-6)
+    (7, True)
+    """
+    if weights not in ("keep", "rescale", "redraw"):
+        raise SettingError(f"weights={weights!r}: use 'keep', 'rescale' or 'redraw'")
+    if weights != "redraw" and init is not None:
+        raise SettingError("init= draws weights anew; pass weights='redraw' with it")
+    model = unwrap(model)
+    how = plan(model, masks, example)
+    small = how.shrink(model)
+    left = how.masks(masks)
+    with torch.no_grad():
+        if weights == "redraw":
+            draw_anew(small, init, seed)
+        elif weights == "rescale":
+            _rescale(model, small)
+        named = dict(small.named_parameters())
+        for name, mask in left.items():
+            named[name].masked_fill_(~mask.to(named[name].device), 0.0)
+    if left.kept < left.total:
+        left.apply(small)
+    return small
+
+
+def _rescale(model: nn.Module, small: nn.Module) -> None:
+    """Keep the variance that every layer was initialised for: 1 / (number of inputs)."""
+    for before, after in zip(model.modules(), small.modules(), strict=True):
+        if not isinstance(after, (nn.Linear, nn.modules.conv._ConvNd)):
+            continue
+        ratio = _inputs(before) / _inputs(after)
+        if ratio != 1:
+            after.weight.mul_(ratio**0.5)
+
+
+def _inputs(layer: Any) -> float:
+    """How many numbers a weight sums for one output."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features
+    return layer.in_channels / layer.groups

@@ -1,0 +1,112 @@
+"""Tries what tracing found: a network that loses channels must give the same numbers as one that masks them."""
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from prospr.channels.plan import Plan
+from prospr.channels.size import Size
+from prospr.meta.batches import map_tensors, tensors
+from prospr.meta.loss import Call, devices_of, replay
+
+if TYPE_CHECKING:
+    from prospr.channels.groups import Groups
+
+__all__ = ["plan_for", "works"]
+
+_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
+
+
+def plan_for(found: "Groups", model: nn.Module, removed: Iterable[int]) -> Plan:
+    """The plan that takes these groups out of `model`."""
+    removed = set(removed)
+    keep: dict[str, dict[int, list[int]]] = {}
+    for (name, dim), ids in found.axes.items():
+        indices = [i for i, g in enumerate(ids) if g not in removed]
+        if len(indices) < len(ids):
+            keep.setdefault(name, {})[dim] = indices
+    attributes: dict[str, dict[str, object]] = {}
+    for attribute, ids in found.attributes:
+        count = sum(g not in removed for g in ids)
+        if count == len(ids):
+            continue
+        values = attributes.setdefault(attribute.module, {})
+        if attribute.position is None:
+            values[attribute.name] = count
+        else:
+            now = values.setdefault(attribute.name, list(getattr(model.get_submodule(attribute.module), attribute.name)))
+            now[attribute.position] = count  # ty: ignore[invalid-assignment]
+    costs = found.costs()
+    before = Size(**costs.now)
+    costs.remove(list(removed))
+    shapes = {name: list(t.shape) for name, t in (*model.named_parameters(), *model.named_buffers())}
+    return Plan(keep, {n: s for n, s in shapes.items() if n in found.tensors}, attributes, before, Size(**costs.now))
+
+
+def works(model: nn.Module, call: Call, found: "Groups", names: Iterable[str]) -> str | None:
+    """Whether the channels of these sets can go; None, or what went wrong without every other one of them."""
+    costs = found.costs()
+    removed: list[int] = []
+    for name in names:
+        for g in found.sets[name][::2]:
+            if costs.fits([g], 1):
+                costs.remove([g])
+                removed.append(g)
+    if not removed:
+        return None
+    masked, call = _random_twin(model, call)
+    named = dict(masked.named_parameters())
+    with torch.no_grad():
+        for name, mask in found.masks(set(removed)).items():
+            named[name].mul_(mask.to(named[name].device))
+    wanted = _run(masked, call)
+    try:
+        got = _run(plan_for(found, masked, removed).shrink(masked), call)
+    except _FAILURES as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        return f"the network does not run without some of them: {first}"
+    if [t.shape for t in got] != [t.shape for t in wanted]:
+        return "without some of them the network's output has another shape"
+    exact = all(t.dtype == torch.float64 for t in wanted if t.is_floating_point())
+    if not all(_close(a, b, 1e-8 if exact else 1e-3) for a, b in zip(got, wanted, strict=True)):
+        return "without some of them the network gives other numbers than with them masked"
+    return None
+
+
+def _random_twin(model: nn.Module, call: Call) -> tuple[nn.Module, Call]:
+    """A copy in eval mode with weights none of which is zero or equal to another, in float64 where it runs in that."""
+    twin = copy.deepcopy(model).eval()
+    with replay(0, devices_of(model.parameters())), torch.no_grad():
+        for p in twin.parameters():
+            if p.is_floating_point():
+                fan_in = max(1, p[0].numel()) if p.dim() > 1 else 1
+                p.copy_(torch.randn_like(p) * (2 / fan_in) ** 0.5 if p.dim() > 1 else torch.rand_like(p) + 0.5)
+        for name, buffer in twin.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.copy_(torch.rand_like(buffer) + 0.5)
+    double = copy.deepcopy(twin).double()
+    in_double = map_tensors(call, lambda t: t.double() if t.is_floating_point() else t)
+    try:
+        _run(double, in_double)
+    except _FAILURES:
+        return twin, call
+    return double, in_double
+
+
+def _run(model: nn.Module, call: Call) -> list[Tensor]:
+    args, kwargs = call
+    with replay(0, devices_of(model.parameters())), torch.no_grad():
+        return list(tensors(model(*args, **kwargs)))
+
+
+def _close(got: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    if not wanted.is_floating_point():
+        return torch.equal(got, wanted)
+    finite = torch.isfinite(wanted)
+    if not torch.equal(finite, torch.isfinite(got)):
+        return False
+    scale = wanted[finite].abs().max().item() if finite.any() else 0.0
+    return bool((got[finite] - wanted[finite]).abs().le(tolerance * max(scale, 1e-30)).all())

@@ -1,0 +1,76 @@
+"""What is kept or pruned whole: a weight (or a pattern of weights), or a channel with all that belongs to it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from prospr.channels.costs import Unit
+from prospr.channels.groups import Groups
+from prospr.errors import SettingError
+from prospr.masks.masks import Masks
+from prospr.masks.patterns import Granularity, parse
+from prospr.masks.select import Scope, select, select_among
+from prospr.scores.base import Problem, Score, Scores
+
+__all__ = ["Channels", "Kind", "Weights"]
+
+
+class Kind(Protocol):
+    """How scores are taken and masks are made of them."""
+
+    @property
+    def in_rounds(self) -> bool: ...
+
+    def score(self, score: Score, problem: Problem) -> Scores: ...
+
+    def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None) -> Masks: ...
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One by one, N of every M, or in blocks; see `prospr.select`."""
+
+    scope: Scope = "global"
+    keep_per_layer: int = 0
+    granularity: Granularity = "weight"
+
+    @property
+    def in_rounds(self) -> bool:
+        return parse(self.granularity)[0] != "n:m"  # which fixes the sparsity
+
+    def score(self, score: Score, problem: Problem) -> Scores:
+        return score.score(problem)
+
+    def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
+        if among is None:
+            return select(scores, sparsity, **vars(self))
+        return select_among(scores, among, sparsity, **vars(self))
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Groups of channels; see `prospr.channels.Groups.select`."""
+
+    groups: Groups
+    scope: Scope = "global"
+    keep_per_layer: int = 1
+    budget: Unit = "parameters"
+    round_to: int = 1
+    per_flop: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scope == "erk":
+            raise SettingError("scope='erk' gives densities of weights; for channels use 'global' or 'layer'")
+
+    @property
+    def in_rounds(self) -> bool:
+        return True
+
+    def score(self, score: Score, problem: Problem) -> Scores:
+        return score.score_groups(problem, self.groups.sum)
+
+    def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
+        how = {key: value for key, value in vars(self).items() if key != "groups"}
+        return self.groups.select(scores, sparsity, among=among, **how)
