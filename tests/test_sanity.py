@@ -78,3 +78,46 @@ def test_the_widest_network_within_a_budget():
     assert size(net) <= 20_000 < size(resnet20(width=width + 1))
     with pytest.raises(SettingError, match="even build"):
         prospr.sanity.narrow(lambda width: resnet20(width=width), budget=10)
+
+
+def stack(width):
+    """A convolution of 1 -> width channels on 4x4 images, a norm, a depthwise one, and a Linear layer to 3."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False),
+        nn.Flatten(),
+        nn.Linear(16 * width, 3),
+    )
+
+
+def test_the_widest_network_within_a_budget_of_flops():
+    # a channel: 2 x 9 x 16 in each convolution, 2 x 16 x 3 in the Linear layer; 672 in all
+    example = torch.zeros(1, 1, 4, 4)
+    width = lambda budget, **more: len(prospr.sanity.narrow(stack, budget, **more)[0].weight)  # noqa: E731
+    assert width(6720, example=example) == 10
+    assert width(6719, example=example) == 9
+    assert width(6720, example=(example,)) == 10
+    assert width(6720, example=torch.zeros(2, 1, 4, 4)) == 5  # of the whole batch
+    assert width(6720) == 98  # parameters: 9 + 2 + 9 + 48 a channel, and 3; 6667 in all
+    with pytest.raises(SettingError, match=r"budget=671: even build\(1\) has 672 FLOPs; raise the budget"):
+        prospr.sanity.narrow(stack, 671, example=example)
+
+
+@pytest.mark.parametrize("widest", [1, 5, 8, 9])
+def test_no_width_above_the_widest_is_built(widest):
+    built = []
+    net = prospr.sanity.narrow(lambda width: built.append(width) or nn.Linear(1, width), 10**6, widest)
+    assert net.out_features == widest == max(built)
+    with pytest.raises(SettingError, match="widest=0: a width is at least 1"):
+        prospr.sanity.narrow(lambda width: nn.Linear(1, width), 10, widest=0)
+
+
+@pytest.mark.parametrize("example", [None, torch.zeros(1, 1, 4, 4)])
+def test_networks_that_are_only_measured_draw_nothing(example):
+    state = torch.get_rng_state()
+    net = prospr.sanity.narrow(stack, 4000, example=example)
+    torch.set_rng_state(state)
+    twin = stack(len(net[0].weight))
+    torch.set_rng_state(state)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))

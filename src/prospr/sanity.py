@@ -7,13 +7,16 @@ inverted mask does as well, it found nothing.
 
 import copy
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from prospr.counting import flops
 from prospr.errors import SettingError
 from prospr.masks.enforce import rezero
 from prospr.masks.masks import Masks
+from prospr.meta.loss import replay
 from prospr.meta.redraw import Init, draw_anew
 
 __all__ = ["invert", "narrow", "redraw", "shuffle"]
@@ -64,21 +67,38 @@ def redraw(model: nn.Module, init: Init | None = None, seed: int = 0) -> nn.Modu
     return twin
 
 
-def narrow(build: Callable[[int], nn.Module], budget: int, widest: int = 1 << 14) -> nn.Module:
-    """The widest `build(width)` with at most `budget` parameters: a small dense network to compare a sparse one with.
+def narrow(build: Callable[[int], nn.Module], budget: int, widest: int = 1 << 14, example: Any = None) -> nn.Module:
+    """The widest `build(width)` within a budget: a small dense network to compare a sparse one with.
+
+    The budget is a number of parameters; with `example`, an input or a tuple of arguments, it is the floating-point
+    operations of a forward pass on it (see `prospr.counting.flops`). No width above `widest` is tried. A wider network
+    must not be cheaper. The networks that are only measured leave the random state as it was.
 
     >>> import torch, prospr
     >>> net = prospr.sanity.narrow(lambda width: torch.nn.Linear(10, width), budget=100)
     >>> net.out_features                                     # 9 x 11 = 99 parameters
     9
+    >>> net = prospr.sanity.narrow(lambda width: torch.nn.Linear(10, width), budget=100, example=torch.zeros(1, 10))
+    >>> net.out_features                                     # 2 x 10 x 5 = 100 FLOPs
+    5
     """
-    size = lambda width: sum(p.numel() for p in build(width).parameters())  # noqa: E731
-    if size(1) > budget:
-        raise SettingError(f"budget={budget}: even build(1) has {size(1)} parameters; raise the budget")
-    low, high = 1, 2
-    while high < widest and size(high) <= budget:
-        low, high = high, 2 * high
+    if widest < 1:
+        raise SettingError(f"widest={widest}: a width is at least 1")
+
+    def cost(width: int) -> int:
+        with replay(None, [torch.device("cuda")] if torch.cuda.is_initialized() else []):
+            model = build(width)
+            return sum(p.numel() for p in model.parameters()) if example is None else flops(model, example)
+
+    least = cost(1)
+    if least > budget:
+        unit = "parameters" if example is None else "FLOPs"
+        raise SettingError(f"budget={budget}: even build(1) has {least} {unit}; raise the budget")
+    low, high = 1, widest + 1  # low is within the budget, high is not or may not be tried
+    while 2 * low < high and cost(2 * low) <= budget:
+        low *= 2
+    high = min(high, 2 * low)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if size(middle) <= budget else (low, middle)
+        low, high = (middle, high) if cost(middle) <= budget else (low, middle)
     return build(low)

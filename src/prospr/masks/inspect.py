@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from prospr.counting import flops_by_module
 from prospr.errors import MaskError
 from prospr.masks.masks import table
 from prospr.masks.reach import reach
-from prospr.meta.loss import Call, PureLoss, call_of, devices_of, evaluation_mode, replay, unwrap
+from prospr.meta.loss import call_of, unwrap
 
 __all__ = ["Inspection", "Layer", "Threshold", "histogram", "inspect", "threshold"]
 
@@ -95,7 +95,7 @@ def inspect(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Insp
         if name not in named or named[name].shape != mask.shape:
             raise MaskError(f"{name}: this mask does not fit {type(model).__name__}; it belongs to another network")
     reached = reach(model, masks, call)
-    total, by_module = _flops(model, call)
+    total, by_module = flops_by_module(model, call)
     layers = []
     for name, mask in masks.items():
         path = name.rpartition(".")[0]
@@ -169,20 +169,3 @@ def histogram(scores: Mapping[str, Tensor], bins: int = 50) -> tuple[Tensor, dic
     return edges, {
         name: torch.bincount(torch.bucketize(t, inner, right=True), minlength=bins) for name, t in logs.items()
     }
-
-
-def _flops(model: nn.Module, call: Call) -> tuple[int, dict[str, int]]:
-    """Floating-point operations of one forward pass: in all, and by module."""
-    counter = FlopCounterMode(display=False)
-    pure = PureLoss(model, lambda m, _: m(*call[0], **call[1]))
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # its operations are not counted
-    try:
-        with torch.no_grad(), replay(0, devices_of(model.parameters())), evaluation_mode(model), counter:
-            pure(pure.params(), None)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-    root = type(model).__name__
-    counts = {module: sum(ops.values()) for module, ops in counter.get_flop_counts().items()}
-    by_module = {"" if m == root else m.removeprefix(f"{root}."): n for m, n in counts.items() if m != "Global"}
-    return counts.get("Global", 0), by_module

@@ -24,10 +24,11 @@ class PadShortcut(nn.Module):
         super().__init__()
         self.stride = stride
         missing = fan_out - fan_in
-        self.front, self.back = missing // 2, missing - missing // 2
+        # A module, not F.pad: what prunes channels can see the padding and change it.
+        self.pad = nn.ConstantPad3d((0, 0, 0, 0, missing // 2, missing - missing // 2), 0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.front, self.back))
+        return self.pad(x[:, :, :: self.stride, :: self.stride])
 
 
 def conv_shortcut(fan_in: int, fan_out: int, stride: int) -> nn.Sequential:
@@ -135,22 +136,26 @@ def resnet20(num_classes: int = 10, shortcut: str = "A", width: int = 16, in_cha
     return ResNet(stem, BasicBlock, (3, 3, 3), num_classes, width=width, shortcut=SHORTCUTS[shortcut])
 
 
-def resnet18(num_classes: int = 10, stem: str = "3x3", in_channels: int = 3) -> ResNet:
+def resnet18(num_classes: int = 10, stem: str = "3x3", in_channels: int = 3, width: int = 64) -> ResNet:
     """ResNet-18: `stem="3x3"` for small images (stride 1, no max-pool), `"7x7"` as for ImageNet (stride 2, max-pool).
 
+    Four stages of two blocks, the first `width` wide, each twice as wide as the one before.
     With 200 classes 11,271,432 parameters, 11,261,632 of them prunable; with the 7x7 stem 11,279,112 and 11,269,312.
     """
     stems = {
-        "3x3": lambda: (_conv(in_channels, 64, 3), None),
-        "7x7": lambda: (_conv(in_channels, 64, 7, 2), nn.MaxPool2d(3, 2, padding=1)),
+        "3x3": lambda: (_conv(in_channels, width, 3), None),
+        "7x7": lambda: (_conv(in_channels, width, 7, 2), nn.MaxPool2d(3, 2, padding=1)),
     }
     if stem not in stems:
         raise ValueError(f"unknown stem {stem!r}; known: {', '.join(stems)}")
     conv, pool = stems[stem]()
-    return ResNet(conv, BasicBlock, (2, 2, 2, 2), num_classes, pool=pool)
+    return ResNet(conv, BasicBlock, (2, 2, 2, 2), num_classes, width=width, pool=pool)
 
 
-def resnet50(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """ResNet-50 for ImageNet, torchvision's v1.5; 25,557,032 parameters, 25,502,912 of them prunable."""
-    stem = _conv(in_channels, 64, 7, 2)
-    return ResNet(stem, Bottleneck, (3, 4, 6, 3), num_classes, pool=nn.MaxPool2d(3, 2, padding=1))
+def resnet50(num_classes: int = 1000, in_channels: int = 3, width: int = 64) -> ResNet:
+    """ResNet-50 for ImageNet, torchvision's v1.5; 25,557,032 parameters, 25,502,912 of them prunable.
+
+    `width` is that of the stem and of the first stage's 3x3 convolutions; each stage is twice as wide.
+    """
+    stem = _conv(in_channels, width, 7, 2)
+    return ResNet(stem, Bottleneck, (3, 4, 6, 3), num_classes, width=width, pool=nn.MaxPool2d(3, 2, padding=1))
