@@ -13,7 +13,7 @@ __all__ = ["Method", "find", "methods"]
 
 @dataclass(frozen=True)
 class Method:
-    """A product of independent choices: a score, when it prunes, what it compares a weight with, what it prunes whole."""
+    """A product of independent choices: a score, when it prunes, what it compares, and what goes whole."""
 
     score: Score | Iterative
     scope: Scope = "global"
@@ -45,7 +45,10 @@ _METHODS = {
     "grasp": Method(Grasp(), reference="Wang et al., ICLR 2020", cost="4"),
     "grasp-mb": Method(Grasp(batches=10), reference="Wang et al., ICLR 2020, mean of ten batches", cost="40"),
     "3sp": Method(
-        Snip(), granularity="channel", reference="van Amersfoort et al., 2020; prospr.shrink rescales or redraws", cost="1"
+        Snip(),
+        granularity="channel",
+        reference="van Amersfoort et al., 2020",
+        cost="1",
     ),
     "synflow": Method(
         Iterative(SynFlow(), rounds=100), reference="Tanaka et al., NeurIPS 2020", cost="100 of one sample"

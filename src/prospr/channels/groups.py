@@ -11,7 +11,7 @@ from prospr.channels.budget import Scope, choose
 from prospr.channels.costs import Costs, Unit
 from prospr.channels.size import Size
 from prospr.channels.trace import INPUT, OUTPUT, Choices, Term, Trace, trace
-from prospr.channels.trial import works
+from prospr.channels.trial import without_masks, works
 from prospr.errors import KeptWholeWarning, MaskError, ScoreError
 from prospr.masks.masks import Masks
 from prospr.meta.loss import Call, call_of, one_sample, unwrap
@@ -152,7 +152,7 @@ class Groups:
         """
         if list(scores) != list(self.sets):
             raise ScoreError(
-                f"scores are for {', '.join(scores) or 'nothing'}, and these groups have the sets {', '.join(self.sets)}"
+                f"scores are for {', '.join(scores) or 'nothing'}, and the sets here are {', '.join(self.sets)}"
             )
         gone = [g for g, out in enumerate(self.removed(among)) if out] if among is not None else []
         removed = choose(
@@ -279,7 +279,7 @@ def _kept_whole(model: nn.Module, found: Groups, seen: Trace, refused: Mapping[i
 
 def find_groups(model: nn.Module, call: Call, verify: bool = True, only: Sequence[str] | None = None) -> Groups:
     """`groups` without the warning."""
-    model = unwrap(model)
+    model = without_masks(unwrap(model))
     call = one_sample(call)
     first = trace(model, call)
     frozen: dict[str, str] = {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from prospr.channels.size import Size
-from prospr.errors import MaskError, PlanError
+from prospr.errors import PlanError
 from prospr.masks import enforce
 from prospr.masks.masks import Masks, table
 from prospr.meta.loss import unwrap
@@ -95,13 +95,12 @@ class Plan:
         """Masks of the large network, for the smaller one."""
         return Masks({name: self.cut(name, mask) for name, mask in masks.items()})
 
-    def optimizer(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module) -> torch.optim.Optimizer:
         """An optimizer of the same class and settings for `small`, with the state that `optimizer` has for `model`.
 
         >>> import torch, prospr
-        >>> net, x = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)), torch.ones(2, 8)
+        >>> x = torch.ones(2, 8)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
         >>> sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         >>> net(x).sum().backward(); sgd.step()
         >>> masks = prospr.prune(net, None, 0.5, method="magnitude", granularity="channel", example=x)

@@ -1,5 +1,6 @@
 """What each operation does to channels. An operation without a rule fixes every channel it meets."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -95,7 +96,7 @@ def convolution(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: T
     rows, columns = w.dims(weight)[:2]
     for labels in (*w.dims(weight)[2:], w.dims(x)[0], *w.dims(x)[2:]):
         w.fix(labels, w.here(func))
-    places = weight.shape[2:].numel() * len(x) * (x.shape[2:] if transposed else out.shape[2:]).numel()
+    places = math.prod(weight.shape[2:]) * len(x) * math.prod((x if transposed else out).shape[2:])
     into, outof = (rows, columns) if transposed else (columns, rows)  # the weight's dimensions for inputs, outputs
     if groups == 1:
         w.join(inputs, into, INPUT if inputs is None else f"one input channel of {w.here(func)}")
@@ -153,7 +154,7 @@ def _grouped(
 
 @rule(
     "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training", "_batch_norm_with_update", "_batch_norm_no_update", "batch_norm_update_stats",
+    "_native_batch_norm_legit_no_training", "_batch_norm_with_update", "_batch_norm_no_update",
 )  # fmt: skip
 def batch_norm(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
     channels = w.dims(args[0])[1]

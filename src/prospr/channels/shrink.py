@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from prospr.channels.groups import find_groups
 from prospr.channels.plan import Plan
-from prospr.channels.trial import plan_for
-from prospr.errors import MaskError, SettingError
-from prospr.masks.masks import Masks
+from prospr.channels.trial import plan_for, without_masks
+from prospr.errors import SettingError
 from prospr.meta.loss import call_of, unwrap
 from prospr.meta.redraw import Init, draw_anew
 
@@ -21,7 +20,7 @@ def plan(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Plan:
     """How `masks` make `model` smaller: every channel goes that no weight which is left reads. See `Plan`."""
     model = unwrap(model)
     found = find_groups(model, call_of(example))
-    return plan_for(found, model, [g for g, gone in enumerate(found.removed(masks)) if gone])
+    return plan_for(found, without_masks(model), [g for g, gone in enumerate(found.removed(masks)) if gone])
 
 
 def shrink(
@@ -37,8 +36,8 @@ def shrink(
 
     example: an input, a tuple of arguments or a dict of keyword arguments; one sample of it is run.
     weights: "keep" the initial ones; "rescale" them by sqrt(inputs before / inputs left), so that their variance fits
-        the new number of inputs; or "redraw" them from `seed`, by `init(model)` or the layers' own reset_parameters (3SP's
-        + rescale and + reinit).
+        the new number of inputs (3SP + rescale); or "redraw" them from `seed`, by `init(model)` or the layers' own
+        reset_parameters (3SP + reinit).
 
     The model is not changed. Weights that `masks` prune inside the channels that stay are pruned in the smaller network
     too, and stay so.

@@ -198,6 +198,7 @@ class Watch(TorchDispatchMode):
         """The labels after a reshape. A dimension that is split must stay a rectangle: only one part keeps labels."""
         out: dict[int, Labels | None] = {}
         for before, after in _blocks(old, new):
+            self._reshapes += 1  # also where there is nothing to follow: numbers must not depend on earlier choices
             labelled = [d for d in before if dims[d] is not None]
             if len(labelled) != 1:
                 for d in labelled:
@@ -216,7 +217,6 @@ class Watch(TorchDispatchMode):
         self, flat: Labels, after: Sequence[int], sizes: list[int], out: dict[int, Labels | None], why: str
     ) -> None:
         number = self._reshapes
-        self._reshapes += 1
         lines = [list(_lines(flat, sizes, e)) for e in range(len(sizes))]  # for each part: the labels at each index
         varying = [e for e in range(len(sizes)) if not _same(self.forest, lines[e])]
         if not varying and sizes:

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from prospr.channels.plan import Plan
 from prospr.channels.size import Size
+from prospr.masks import enforce
 from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import Call, devices_of, replay
 
 if TYPE_CHECKING:
     from prospr.channels.groups import Groups
 
-__all__ = ["plan_for", "works"]
+__all__ = ["plan_for", "without_masks", "works"]
 
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
 
@@ -37,13 +38,24 @@ def plan_for(found: "Groups", model: nn.Module, removed: Iterable[int]) -> Plan:
         if attribute.position is None:
             values[attribute.name] = count
         else:
-            now = values.setdefault(attribute.name, list(getattr(model.get_submodule(attribute.module), attribute.name)))
+            now = values.setdefault(
+                attribute.name, list(getattr(model.get_submodule(attribute.module), attribute.name))
+            )
             now[attribute.position] = count  # ty: ignore[invalid-assignment]
     costs = found.costs()
     before = Size(**costs.now)
     costs.remove(list(removed))
     shapes = {name: list(t.shape) for name, t in (*model.named_parameters(), *model.named_buffers())}
     return Plan(keep, {n: s for n, s in shapes.items() if n in found.tensors}, attributes, before, Size(**costs.now))
+
+
+def without_masks(model: nn.Module) -> nn.Module:
+    """The model, or a copy without the masks that are on it: their buffers are no part of the network."""
+    if not enforce.held(model):
+        return model
+    model = copy.deepcopy(model)
+    enforce.remove(model, enforce.held(model))
+    return model
 
 
 def works(model: nn.Module, call: Call, found: "Groups", names: Iterable[str]) -> str | None:

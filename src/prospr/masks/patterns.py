@@ -34,7 +34,9 @@ def parse(granularity: Granularity) -> tuple[str, int, int]:
             "granularity='channel' needs to know which channels go together: use prospr.prune, or "
             "prospr.channels.groups(model, example).select(scores, sparsity)"
         )
-    raise SettingError(f"granularity={granularity!r}: use 'weight', 'channel', a pattern such as '2:4', or a block such as (4, 4)")
+    raise SettingError(
+        f"granularity={granularity!r}: use 'weight', 'channel', a pattern such as '2:4', or a block such as (4, 4)"
+    )
 
 
 def n_of_m(scores: Mapping[str, Tensor], n: int, m: int) -> dict[str, Tensor]:
