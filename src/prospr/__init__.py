@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prospr.registry import Method, methods
     from prospr.retraining import retrain
     from prospr.schedules import Iterative
-    from prospr.scores import Grasp, Magnitude, NtkSap, ProsPr, Random, Score, Snip, SynFlow, prunable
+    from prospr.scores import Grasp, Magnitude, NtkSap, Phew, ProsPr, Random, Score, Snip, SynFlow, prunable
 
 __version__ = "0.1.0"
 
@@ -33,6 +33,7 @@ __all__ = [
     "Masks",
     "Method",
     "NtkSap",
+    "Phew",
     "ProsPr",
     "PruningError",
     "Random",
@@ -65,7 +66,18 @@ _HOMES = {
     "prospr.registry": ("Method", "methods"),
     "prospr.retraining": ("retrain",),
     "prospr.schedules": ("Iterative",),
-    "prospr.scores": ("Grasp", "Magnitude", "NtkSap", "ProsPr", "Random", "Score", "Snip", "SynFlow", "prunable"),
+    "prospr.scores": (
+        "Grasp",
+        "Magnitude",
+        "NtkSap",
+        "Phew",
+        "ProsPr",
+        "Random",
+        "Score",
+        "Snip",
+        "SynFlow",
+        "prunable",
+    ),
 }
 
 

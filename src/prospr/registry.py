@@ -6,7 +6,7 @@ from prospr.errors import SettingError
 from prospr.masks.patterns import Granularity
 from prospr.masks.select import Scope
 from prospr.schedules import Iterative
-from prospr.scores import Grasp, Magnitude, NtkSap, ProsPr, Random, Score, Snip, SynFlow
+from prospr.scores import Grasp, Magnitude, NtkSap, Phew, ProsPr, Random, Score, Snip, SynFlow
 
 __all__ = ["Method", "find", "methods"]
 
@@ -54,6 +54,7 @@ _METHODS = {
         Iterative(SynFlow(), rounds=100), reference="Tanaka et al., NeurIPS 2020", cost="100 of one sample"
     ),
     "ntk-sap": Method(Iterative(NtkSap(), rounds=20), reference="Wang et al., ICLR 2023", cost="330"),
+    "phew": Method(Phew(), reference="Patil and Dovrolis, ICML 2021", cost="0, and walks through the weights"),
     "magnitude": Method(Magnitude(), reference="Han et al., NeurIPS 2015, here at initialization", cost="0"),
     "random": Method(Random(), reference="the baseline", cost="0"),
     "erk": Method(Random(), scope="erk", reference="Evci et al., ICML 2020", cost="0"),

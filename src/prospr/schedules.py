@@ -62,7 +62,7 @@ class Iterative:
         for t, target in enumerate(self.sparsities(sparsity)):
             if problem.batches is not None:
                 problem.batches.next_round()
-            now = replace(problem, masks=masks, recover=self.recover, seed=problem.seed + t)
+            now = replace(problem, masks=masks, recover=self.recover, seed=problem.seed + t, density=1 - target)
             try:
                 masks = kind.select(kind.score(self.score, now), target, None if self.recover else masks)
             except ScoreError as error:

@@ -54,6 +54,7 @@ class Trace:
     axes: dict[tuple[str, int], Labels]  # (parameter or buffer, dimension) -> a label for each index
     attributes: list[Attribute] = field(default_factory=list)
     flops: list[Term] = field(default_factory=list)
+    uses: list[str] = field(default_factory=list)  # parameters in the order in which operations take them
     written: set[int] = field(default_factory=set)  # labels that are channels of some result, not only read by it
     splits: dict[int, tuple[int, ...]] = field(default_factory=dict)  # sizes of the reshapes that must be chosen for
 
@@ -68,7 +69,7 @@ def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace
         known[id(tensor)] = tensor, dims
         axes.update({(name, d): labels for d, labels in enumerate(dims) if labels is not None})
     found = Trace(forest, axes)
-    watch = Watch(found, known, choices or {})
+    watch = Watch(found, known, {id(p): name for name, p in model.named_parameters()}, choices or {})
     for argument in tensors(call):
         watch.know(argument, [None] * argument.dim())
     fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -97,11 +98,14 @@ def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace
 class Watch(TorchDispatchMode):
     """Sees every operation; rules ask it for the labels of a tensor and tell it those of another."""
 
-    def __init__(self, found: Trace, known: dict[int, tuple[Tensor, Dims]], choices: Choices) -> None:
+    def __init__(
+        self, found: Trace, known: dict[int, tuple[Tensor, Dims]], names: dict[int, str], choices: Choices
+    ) -> None:
         super().__init__()
         self.found = found
         self.forest = found.forest
         self.choices = choices
+        self._names = names
         self._known = known  # holds the tensors too: an id must not be used again
         self._inside: list[tuple[str, nn.Module]] = []
         self._reshapes = 0
@@ -112,7 +116,10 @@ class Watch(TorchDispatchMode):
 
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        self.used.update(id(tensor) for tensor in tensors((args, kwargs)))
+        for tensor in tensors((args, kwargs)):
+            self.used.add(id(tensor))
+            if id(tensor) in self._names:
+                self.found.uses.append(self._names[id(tensor)])
         rule_for(func)(self, func, args, kwargs, out)
         return out
 

@@ -86,6 +86,7 @@ class Problem:
     seed: int = 0
     masks: Mapping[str, Tensor] | None = None  # in a later round: what is left
     recover: bool = False  # whether pruned weights may come back
+    density: float | None = None  # the share that will be kept, where it is known
 
     def weights(self) -> Scores:
         """The initial values of the prunable parameters, pruned or not."""
