@@ -4,7 +4,8 @@ from importlib import resources
 import pytest
 import torch
 
-from prospr.lab.data import Batches, CropFlip, _unpack_digits, digits
+from prospr.lab.data import Batches, CropFlip, digits
+from prospr.lab.data.embedded import _unpack_digits
 from prospr.lab.seeds import generator
 
 
