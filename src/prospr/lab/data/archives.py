@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import stat
 import tarfile
@@ -15,7 +16,15 @@ from prospr.lab.data.errors import DataError
 
 LIMIT = 4 * 2**30  # bytes; the largest set here unpacks to half a gigabyte
 ENTRIES = 1_000_000
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
+_DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+)
 
 
 def unpack(archive: Path, folder: Path, limit: int = LIMIT) -> None:

@@ -70,7 +70,8 @@ def load(
 
     `root` is the argument, else the environment variable PROSPR_DATA, else ~/.cache/prospr. Where the files are not
     there and `download` is true, they are brought from the sources in turn, or from the one called `source`.
-    `progress(bytes_done, bytes, text)` tells how far a download is; without it, lines go to stderr.
+    `progress(done, total, text)` tells how far a download (bytes) or a decoding (images) is; without it, downloads
+    print lines to stderr.
 
     `size` brings the segmentation sets to another height and width, and loads "folder" and "imagenet" into memory at
     that size, which are otherwise decoded as they are needed.

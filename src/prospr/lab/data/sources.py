@@ -118,7 +118,7 @@ class Installed:
 
 
 def npm_registry() -> str:
-    """The address of the npm registry, with a slash at its end."""
+    """The address of the npm registry, a slash at its end; without a name and password, which errors would show."""
     settings = {key.lower(): value for key, value in os.environ.items() if value}
     address = settings.get("npm_config_registry")
     if address is None:
@@ -127,7 +127,8 @@ def npm_registry() -> str:
         pairs = (line.partition("=") for line in lines)
         found = [value.strip().strip("\"'") for key, _, value in pairs if key.strip() == "registry"]
         address = found[-1] if found else PUBLIC_REGISTRY
-    return address.rstrip("/") + "/"
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/"
 
 
 @contextmanager
