@@ -96,7 +96,7 @@ def load(
 
 def root_folder(root: str | os.PathLike[str] | None = None) -> Path:
     """`root`, else the environment variable PROSPR_DATA, else ~/.cache/prospr."""
-    return Path(root or os.environ.get("PROSPR_DATA") or "~/.cache/prospr").expanduser()
+    return Path(root or os.environ.get("PROSPR_DATA") or "~/.cache/prospr").expanduser().absolute()
 
 
 def find(entry: Entry, root: Path, download: bool, source: str | None, report: Report | None) -> Path:

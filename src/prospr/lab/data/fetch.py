@@ -10,7 +10,6 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import NamedTuple
 
 from prospr.lab.data.errors import DownloadError
 from prospr.lab.progress import Report
@@ -22,10 +21,6 @@ ATTEMPTS = 4
 
 class _Cut(Exception):
     """The connection ended before the file did, or the server was busy: worth another try."""
-
-
-class _Transfer(NamedTuple):
-    resumed: bool
 
 
 def download(
@@ -51,7 +46,7 @@ def download(
     why = "no attempt was made"
     for _ in range(attempts):
         try:
-            done = _transfer(url, part, report, timeout)
+            resumed = _transfer(url, part, report, timeout)
         except _Cut as cut:
             why = str(cut)
             continue
@@ -61,7 +56,7 @@ def download(
             return path
         part.unlink()
         why = f"the checksum is {found}, expected {checksum}"
-        if not done.resumed:  # a resumed file may be two versions in one, and is worth another try
+        if not resumed:  # a resumed file may be two versions in one, and is worth another try
             break
     raise DownloadError(f"{url}: {why}")
 
@@ -90,8 +85,8 @@ def plain_lines() -> Report:
     return report
 
 
-def _transfer(url: str, part: Path, report: Report, timeout: float) -> _Transfer:
-    """Append what is missing to `part`, or begin it anew where the server gives only the whole."""
+def _transfer(url: str, part: Path, report: Report, timeout: float) -> bool:
+    """Append what is missing to `part`, or begin it anew where the server gives only the whole; True if appended."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "prospr", "Accept-Encoding": "identity"}
     if have:
@@ -123,14 +118,14 @@ def _transfer(url: str, part: Path, report: Report, timeout: float) -> _Transfer
             os.fsync(file.fileno())
         if done < total:  # http.client gives a short body without a word
             raise _Cut(f"cut after {done} of {total} bytes")
-    return _Transfer(resumed)
+    return resumed
 
 
-def _refused(error: urllib.error.HTTPError, url: str, part: Path, have: int) -> _Transfer:
+def _refused(error: urllib.error.HTTPError, url: str, part: Path, have: int) -> bool:
     with error:
         if error.code == 416 and have:  # nothing is left to send: the part is whole, or of another file
             if (error.headers.get("Content-Range") or "").endswith(f"/{have}"):
-                return _Transfer(resumed=True)
+                return True
             part.unlink()
             raise _Cut("the server has a shorter file than was begun") from error
         if error.code >= 500 or error.code == 429:

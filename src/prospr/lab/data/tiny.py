@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 from pathlib import Path
 
 from prospr.lab.data.dataset import Dataset
@@ -18,7 +19,7 @@ FORMAT = "prospr-images-1"
 
 def cache_of(folder: Path) -> Path:
     """The file beside `folder` that holds its decoded images."""
-    return folder.with_name(f"{folder.name}.safetensors")
+    return folder.parent / f"{folder.name}.safetensors"
 
 
 def missing(folder: Path) -> list[str]:
@@ -38,7 +39,10 @@ def read(folder: Path, report: Report | None = None) -> Dataset[Split]:
     if cache.is_file():
         return _load(cache)
     data = in_memory(list_all(folder), SIZE, report)
-    _save(data, cache)
+    try:
+        _save(data, cache)
+    except OSError as error:  # a folder that only others may write to is as good, but slower
+        warnings.warn(f"{cache}: the decoded images could not be kept ({error})", stacklevel=2)
     return data
 
 
