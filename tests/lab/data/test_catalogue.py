@@ -319,7 +319,7 @@ def test_a_sheet_of_tfjs_becomes_records(tmp_path):
     assert (tmp_path / "batch.bin").read_bytes() == made.numpy().tobytes()
 
 
-def test_digits_and_cifar_do_without_pillow_and_numpy(tmp_path):
+def test_digits_and_cifar_do_without_pillow(tmp_path):
     put(tmp_path / "cifar-10-batches-bin", cifar_files())
     program = f"""
 import sys

@@ -29,6 +29,7 @@ def folder(tmp_path_factory):
             picture((part == "val") * 100 + number, 20 + number, 31 - number, mode).save(place / f"{number}.{suffix}")
     (root / "train" / "cat" / "notes.txt").write_text("not an image")
     (root / "train" / ".hidden").mkdir()
+    (root / "train" / "dog" / "._1.PNG").write_bytes(b"what some systems leave beside an image")
     return root
 
 
