@@ -97,9 +97,9 @@ def evaluate(model: nn.Module, test: Split) -> tuple[float, float]:
     model.eval()
     right = torch.zeros((), device=device)
     loss = torch.zeros((), device=device)
-    for images, labels in zip(test.images.split(TEST_BATCH), test.labels.split(TEST_BATCH), strict=True):
-        labels = labels.to(device)
-        logits = model(images.to(device))
+    for start in range(0, len(test), TEST_BATCH):
+        labels = test.labels[start : start + TEST_BATCH].to(device)
+        logits = model(test.inputs(start, start + TEST_BATCH).to(device))
         right += (logits.argmax(1) == labels).sum()
         loss += F.cross_entropy(logits, labels, reduction="sum")
     model.train(was_training)
