@@ -238,3 +238,8 @@ print(masks.kept)
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "12", done.stderr
+
+
+def test_channels_are_refused():
+    with pytest.raises(SettingError, match="prunes channels"):
+        prospr.retrain(nn.Linear(3, 2), lambda model, start, stop: None, 0.5, method="3sp")

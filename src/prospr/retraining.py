@@ -83,6 +83,8 @@ def retrain(
     chosen = find(method)
     if chosen.rule.rounds > 1:
         raise SettingError(f"method={method!r} has rounds of its own; pass the score inside it, and levels=")
+    if chosen.granularity != "weight":
+        raise SettingError(f"method={method!r} prunes channels; retrain prunes weights: pass a score, such as 'snip'")
     plain = unwrap(model)
     if enforce.held(plain):
         raise MaskError("there are masks on this model already; masks.remove(model) lets go of them")

@@ -195,3 +195,14 @@ def test_histogram_of_one_value():
     edges, counts = histogram({"a": torch.full((3,), 10.0)}, bins=2)
     assert edges.tolist() == [1.0, 1.5, 2.0]
     assert counts["a"].tolist() == [3, 0]
+
+
+def test_biases_and_norms_are_no_edges_and_no_flops():
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    example = torch.ones(1, 4)
+    masks = prospr.prune(net, None, 0.5, method="magnitude", granularity="channel", example=example)
+    assert {"0.bias", "0.weight", "2.weight"} == set(masks)
+    seen = prospr.inspect(net, masks, example)
+    kept = int(masks["0.bias"].sum())
+    assert seen.effective_density == (4 * kept + 2 * kept) / (4 * 6 + 2 * 6)
+    assert seen.sparse_flops == 2 * (4 * kept + 2 * kept)

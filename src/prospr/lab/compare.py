@@ -132,7 +132,7 @@ class _Choice:
         self.batches = comparison.batches(seed, comparison.score_batch_size)
         self.scores: dict[str, Tensor] | None = None
         start = time.perf_counter()
-        if method.rule.rounds == 1:
+        if method.rule.rounds == 1 and method.granularity == "weight":
             self.scores = prospr.score(comparison.network(seed), self.batches, method=method, seed=seed)
         self.seconds = time.perf_counter() - start
         self._found: dict[float, prospr.Masks] = {}
@@ -160,7 +160,7 @@ class _Choice:
 
     def inverted(self, sparsity: float) -> prospr.Masks:
         if self.scores is None:
-            raise SettingError("a method that works in rounds has no one score to invert")
+            raise SettingError("a method that works in rounds or on channels has no one score a weight to invert")
         return prospr.select(prospr.sanity.invert(self.scores), sparsity, scope=self.method.scope)
 
 

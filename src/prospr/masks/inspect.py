@@ -49,10 +49,14 @@ class Inspection:
 
     @property
     def effective_density(self) -> float | None:
-        """The density counting only kept weights on a path from input to output; None where that is not known."""
-        if any(layer.effective is None for layer in self.layers):
+        """The density counting only kept weights on a path from input to output; None where that is not known.
+
+        Biases and norm parameters (pruned with their channels) are no part of it.
+        """
+        edges = [layer for layer in self.layers if len(layer.shape) > 1]
+        if not edges or any(layer.effective is None for layer in edges):
             return None
-        return sum(layer.effective or 0 for layer in self.layers) / sum(layer.total for layer in self.layers)
+        return sum(layer.effective or 0 for layer in edges) / sum(layer.total for layer in edges)
 
     @property
     def empty(self) -> list[str]:
@@ -103,7 +107,7 @@ def inspect(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Insp
         alone = (
             not list(module.children()) and sum(p.dim() > 1 for p in module._parameters.values() if p is not None) == 1
         )
-        flops = by_module.get(path, 0) if alone else 0
+        flops = by_module.get(path, 0) if alone and mask.dim() > 1 else 0
         kept = int(mask.sum())
         effective = dead = None
         if reached is not None and mask.dim() > 1:  # scales and biases are no edges of a path
