@@ -91,10 +91,11 @@ def test_printing_of_what_is_not_known():
     masks = {"0.weight": torch.eye(2, dtype=torch.bool), "1.weight": torch.tensor([True, False])}
     found = prospr.inspect(model, masks, torch.ones(1, 2))
     assert found.layers[0].effective == 2
-    assert found.layers[1].effective is found.layers[1].dead_channels is found.effective_density is None
+    assert found.layers[1].effective is found.layers[1].dead_channels is None
+    assert found.effective_density == 0.5  # of the weights that are edges
     assert found.connected is True  # known all the same
     assert str(found).splitlines()[2].split() == ["1.weight", "2", "1", "2", "50.00%", "?", "?", "0/0"]
-    assert str(found).splitlines()[3].split()[-2:] == ["?", "4e-06/8e-06"]
+    assert str(found).splitlines()[3].split()[-2:] == ["50.00%", "4e-06/8e-06"]
 
 
 def test_an_empty_layer():
