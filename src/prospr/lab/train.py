@@ -17,6 +17,7 @@ from prospr.lab.training import CaptureError, EagerTrainer, Epoch, GraphTrainer,
 __all__ = ["Epoch", "Result", "Run", "evaluate", "train", "train_together"]
 
 Engine = Literal["auto", "eager", "graph"]
+PAYS_FROM = 300  # steps; to warm up and capture one costs as much as some two hundred eager ones
 
 
 def train(
@@ -46,7 +47,7 @@ def train(
     checkpoint: called with the state of the training, a dict of tensors, after every epoch.
     state: such a state to go on from.
     engine: "graph" makes the whole step one CUDA graph, "eager" is plain PyTorch. "auto" is "graph" on a GPU, and
-        "eager" on a CPU and for networks that cannot be captured.
+        "eager" on a CPU, for a few hundred steps, and for networks that cannot be captured.
     compile: with "graph", use torch.compile as well: quicker after a minute or so.
 
     >>> from prospr.lab.data import digits
@@ -101,13 +102,15 @@ def train_together(
         trainer = _trainer(runs[first : first + size], engine, compile)
         tell = None if progress is None else lambda done, epochs, first=first: progress(first, done, epochs)
         results += trainer.train(test, validation, evaluate_every, progress=tell)
+        del trainer  # its graph and memory, before the next is made
     return results
 
 
 def _uses_graph(run: Run, engine: Engine) -> bool:
     if engine not in ("auto", "eager", "graph"):
         raise ValueError(f"unknown engine {engine!r}; known: auto, eager, graph")
-    return engine == "graph" or (engine == "auto" and run.device.type == "cuda")
+    pays = run.device.type == "cuda" and run.recipe.epochs * run.steps >= PAYS_FROM
+    return engine == "graph" or (engine == "auto" and pays)
 
 
 def _trainer(runs: Sequence[Run], engine: Engine, compile: bool) -> Trainer:
