@@ -40,7 +40,7 @@ WAYS = (
     "together=8+compile",
 )
 AUGMENT = CropFlip(pad=4, flip=True)
-SCALING = ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7))  # CIFAR-10's
+MEAN, STD = torch.tensor([125.3, 123.0, 113.9]), torch.tensor([63.0, 62.1, 66.7])  # CIFAR-10's
 
 
 def main() -> None:
@@ -131,15 +131,15 @@ def _run(network: str, seed: int, settings, data: ByteSplit) -> Run:
         for name, p in model.named_parameters()
         if p.dim() > 1
     }
-    batches = ByteBatches(data.images, data.labels, settings.batch_size, seed, AUGMENT, scaling=data.scaling)
+    batches = ByteBatches(data.images, data.labels, settings.batch_size, seed, AUGMENT, mean=data.mean, std=data.std)
     return Run(model, batches, settings, masks)
 
 
 def _plain(network: str, batch: int, data: ByteSplit):
     """A function that trains one more epoch as anyone would write it."""
     device = data.images.device
-    mean, deviation = (torch.tensor(values, device=device).view(3, 1, 1) for values in data.scaling)
-    batches = Batches((data.images - mean) / deviation, data.labels, batch, 0, AUGMENT)
+    images = (data.images - data.mean.view(3, 1, 1)) / data.std.view(3, 1, 1)
+    batches = Batches(images, data.labels, batch, 0, AUGMENT)
     model = build(network, seed=0).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     numbers = iter(range(10**6))
@@ -162,7 +162,9 @@ def accuracy(args, data: list[ByteSplit], device: torch.device) -> dict:
     runs = [
         Run(
             build(args.network, seed=seed).to(device),
-            ByteBatches(data[0].images, data[0].labels, settings.batch_size, seed, AUGMENT, scaling=SCALING),
+            ByteBatches(
+                data[0].images, data[0].labels, settings.batch_size, seed, AUGMENT, mean=data[0].mean, std=data[0].std
+            ),
             settings,
         )
         for seed in args.seeds
@@ -193,7 +195,7 @@ def _noise(count: int) -> list[ByteSplit]:
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=rng)
     labels = torch.randint(0, 10, (count,), generator=rng)
-    return [ByteSplit(images, labels, SCALING), ByteSplit(images[:100], labels[:100], SCALING)]
+    return [ByteSplit(images, labels, MEAN, STD), ByteSplit(images[:100], labels[:100], MEAN, STD)]
 
 
 def _cifar(folder: str) -> list[ByteSplit]:
@@ -203,7 +205,7 @@ def _cifar(folder: str) -> list[ByteSplit]:
         if not files:
             sys.exit(f"{folder}: no {pattern} here; give the folder of CIFAR-10's binary version")
         raw = torch.frombuffer(bytearray(b"".join(f.read_bytes() for f in files)), dtype=torch.uint8).view(-1, 3073)
-        parts.append(ByteSplit(raw[:, 1:].reshape(-1, 3, 32, 32), raw[:, 0].long(), SCALING))
+        parts.append(ByteSplit(raw[:, 1:].reshape(-1, 3, 32, 32), raw[:, 0].long(), MEAN, STD))
     return parts
 
 

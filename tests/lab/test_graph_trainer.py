@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import prospr
-from prospr.lab.data import Batches, CropFlip, Split, digits
+from prospr.lab.data import Batches, CropFlip, digits
 from prospr.lab.models import build
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import segmentation
@@ -36,14 +36,14 @@ def data():
     """Bytes: 400 digits, so that the last batch of an epoch is short."""
     found = digits()
     values = [((part.images - part.images.min()) * 40).byte() for part in (found.train, found.test)]
-    scaling = ((77.0,), (94.0,))
-    train = ByteSplit(values[0][::3][:400].contiguous(), found.train.labels[::3][:400].contiguous(), scaling)
-    return train, ByteSplit(values[1], found.test.labels, scaling)
+    mean, std = torch.tensor([77.0]), torch.tensor([94.0])
+    train = ByteSplit(values[0][::3][:400].contiguous(), found.train.labels[::3][:400].contiguous(), mean, std)
+    return train, ByteSplit(values[1], found.test.labels, mean, std)
 
 
 def make_run(data, seed=0, recipe=PLAIN, masked=False, augment=MOVED, device="cpu", network=None):
     train = data[0].to(device)
-    batches = ByteBatches(train.images, train.labels, recipe.batch_size, seed, augment, scaling=train.scaling)
+    batches = ByteBatches(train.images, train.labels, recipe.batch_size, seed, augment, mean=train.mean, std=train.std)
     model = (network() if network else build("small_convnet", seed=seed, width=4)).to(device)
     masks = None
     if masked:
@@ -162,10 +162,12 @@ def test_looking_at_other_data_changes_nothing(data):
     assert [e.test for e in result.epochs] == [e.validation for e in result.epochs]
 
 
-def test_segmentation_without_augmentation(data):
+@pytest.mark.parametrize("augment", [None, MOVED])
+def test_segmentation(data, augment):
     task, recipe = segmentation(2), replace(PLAIN, lr=0.1)
-    images = (data[0].images.float() - 77) / 94
-    batches = Batches(images, (images[:, 0] > 0).long(), recipe.batch_size, 0, drop_last=True)
+    images, labels = data[0].images, (data[0].images[:, 0] > 77).long()
+    scale = {"mean": data[0].mean, "std": data[0].std}
+    batches = ByteBatches(images, labels, recipe.batch_size, 0, augment, drop_last=True, **scale)
 
     def make():
         torch.manual_seed(0)
@@ -174,9 +176,10 @@ def test_segmentation_without_augmentation(data):
         )
 
     eager, fast = make(), make()
-    EagerTrainer(eager).train()
-    GraphTrainer([fast]).train(Split(images, batches.labels))
+    (expected,) = EagerTrainer(eager).train()
+    (got,) = GraphTrainer([fast]).train(ByteSplit(images, labels, **scale))
     assert spread(eager.model, fast.model) < 1e-6
+    assert [epoch.train for epoch in got.epochs] == pytest.approx([epoch.train for epoch in expected.epochs])
 
 
 def test_the_store_makes_the_batches_of_an_epoch(data):

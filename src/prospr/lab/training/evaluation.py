@@ -7,7 +7,7 @@ from torch import nn
 
 from prospr.lab.data import Split
 from prospr.lab.tasks import Task, classification
-from prospr.lab.training.pixels import normalise, scaling
+from prospr.lab.training.pixels import normalise, statistics
 
 __all__ = ["evaluate"]
 
@@ -27,6 +27,7 @@ def evaluate(model: nn.Module, split: Split, task: Task | None = None) -> dict[s
     """
     task = task or classification()
     weight = next(model.parameters())
+    mean, std = (None if value is None else value.to(weight.device) for value in statistics(split))
     size = max(1, min(1000, PIXELS // split.images[0, 0].numel()))
     loss = torch.zeros((), dtype=torch.float64, device=weight.device)
     counts = torch.zeros(task.size, dtype=torch.float64, device=weight.device)
@@ -34,9 +35,9 @@ def evaluate(model: nn.Module, split: Split, task: Task | None = None) -> dict[s
     model.eval()
     try:
         for images, labels in zip(split.images.split(size), split.labels.split(size), strict=True):
-            inputs = normalise(images.to(weight.device), scaling(split), weight.dtype)
-            mean, seen = task.measure(model, (inputs, labels.to(weight.device)))
-            loss += mean * len(labels)
+            inputs = normalise(images.to(weight.device), mean, std, weight.dtype)
+            batch_loss, seen = task.measure(model, (inputs, labels.to(weight.device)))
+            loss += batch_loss * len(labels)
             counts += seen
     finally:
         model.train(was_training)

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from prospr.lab.data import Batches, CropFlip, Split
 from prospr.lab.seeds import generator
 
-__all__ = ["ByteBatches", "ByteSplit", "Draws", "crop_flip", "draws", "normalise", "padding", "scaling"]
+__all__ = ["ByteBatches", "ByteSplit", "Draws", "crop_flip", "draws", "normalise", "padding", "statistics"]
 
-Scaling = tuple[tuple[float, ...], tuple[float, ...]]  # each channel's mean and deviation, of pixels 0 to 255
+IGNORE = -100  # the label of a pixel that a crop moved in: the one F.cross_entropy leaves out
 
 
 class Draws(NamedTuple):
@@ -33,29 +33,34 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class ByteSplit(Split):
-    """Images of uint8, to be normalised by `scaling` when they are used."""
+    """Images of uint8, to be normalised by each channel's `mean` and `std`, of pixels 0 to 255, when they are used."""
 
-    scaling: Scaling = ((0.0,), (255.0,))
+    mean: Tensor | None = None
+    std: Tensor | None = None
 
     def to(self, device: torch.device | str) -> ByteSplit:
-        return ByteSplit(self.images.to(device), self.labels.to(device), self.scaling)
+        mean, std = (None if value is None else value.to(device) for value in (self.mean, self.std))
+        return ByteSplit(self.images.to(device), self.labels.to(device), mean, std)
 
 
 @dataclass(frozen=True)
 class ByteBatches(Batches):
-    """Batches of uint8 images, augmented as bytes and then normalised by `scaling`."""
+    """Batches of uint8 images, augmented as bytes and then normalised; label maps move with their images."""
 
-    scaling: Scaling = ((0.0,), (255.0,))
+    mean: Tensor | None = None
+    std: Tensor | None = None
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         device = self.images.device
         drawn = [values.to(device).split(self.batch_size) for values in draws(self, epoch)]
         for index in range(len(self)):
-            chosen, top, left, mirrored = (values[index] for values in drawn)
-            images = self.images[chosen]
+            chosen, *moves = (values[index] for values in drawn)
+            images, labels = self.images[chosen], self.labels[chosen]
             if self.augment is not None:
-                images = crop_flip(images, top, left, mirrored, padding(self))
-            yield normalise(images, self.scaling), self.labels[chosen]
+                images = crop_flip(images, *moves, padding(self))
+                if labels.dim() > 1:
+                    labels = crop_flip(labels.unsqueeze(1), *moves, padding(self), fill=IGNORE).squeeze(1)
+            yield normalise(images, self.mean, self.std), labels
 
 
 def draws(batches: Batches, epoch: int) -> Draws:
@@ -82,10 +87,10 @@ def draws(batches: Batches, epoch: int) -> Draws:
     return Draws(order, top, left, torch.cat(mirrored))
 
 
-def padding(batches: Batches) -> int | None:
-    """How far images are moved; None where they are not augmented."""
+def padding(batches: Batches) -> int:
+    """How far images are moved."""
     if batches.augment is None:
-        return None
+        return 0
     if not isinstance(batches.augment, CropFlip):
         raise ValueError(
             f"augment is {batches.augment!r}, and on the device only CropFlip is known; use it, or engine='eager'"
@@ -93,30 +98,31 @@ def padding(batches: Batches) -> int | None:
     return batches.augment.pad
 
 
-def scaling(data: Split | Batches) -> Scaling | None:
+def statistics(data: Split | Batches) -> tuple[Tensor | None, Tensor | None]:
     """Each channel's mean and deviation, where images are still bytes; None where they are normalised already."""
-    return data.scaling if isinstance(data, (ByteSplit, ByteBatches)) else None
+    return (data.mean, data.std) if isinstance(data, (ByteSplit, ByteBatches)) else (None, None)
 
 
-def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, pad: int | None) -> Tensor:
-    """Move each image so that its corner is at (top, left) of the one padded by zeros, and mirror some.
+def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, pad: int, fill: float = 0) -> Tensor:
+    """Each image padded by `pad` on all sides, cropped to its size at (top, left), and mirrored where asked.
 
     >>> image = torch.arange(4).view(1, 1, 2, 2)
-    >>> crop_flip(image, *torch.tensor([[1], [1]]), torch.tensor([True]), pad=1).squeeze().tolist()
-    [[1, 0], [3, 2]]
+    >>> crop_flip(image, torch.tensor([1]), torch.tensor([1]), torch.tensor([True]), pad=1).view(2, 2)
+    tensor([[1, 0],
+            [3, 2]])
     """
     n, _, height, width = images.shape
     columns = torch.arange(width, device=images.device)
     columns = left.view(n, 1) + torch.where(mirrored.view(n, 1), columns.flip(0), columns)
     rows = top.view(n, 1) + torch.arange(height, device=images.device)
-    padded = F.pad(images, (pad or 0,) * 4).permute(0, 2, 3, 1)
+    padded = F.pad(images, (pad,) * 4, value=fill).permute(0, 2, 3, 1)
     each = torch.arange(n, device=images.device).view(n, 1, 1)
     return padded[each, rows.view(n, height, 1), columns.view(n, 1, width)].permute(0, 3, 1, 2).contiguous()
 
 
-def normalise(images: Tensor, scaling: Scaling | None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(images - mean) / deviation, channel by channel; images that are normalised already only change their type."""
-    if scaling is None:
-        return images.to(dtype)
-    mean, deviation = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in scaling)
-    return ((images - mean) / deviation).to(dtype)
+def normalise(images: Tensor, mean: Tensor | None, std: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """(images - mean) / std, channel by channel; images that are normalised already only change their type."""
+    if mean is None or std is None:
+        return images if dtype is None else images.to(dtype)
+    ready = (images.float() - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
+    return ready if dtype is None else ready.to(dtype)

@@ -36,11 +36,6 @@ class Run:
                 f"the recipe asks for batches of {self.recipe.batch_size}, train_batches has "
                 f"{self.batches.batch_size}; make them equal"
             )
-        if self.batches.labels.dim() > 1 and self.batches.augment is not None:
-            raise ValueError(
-                f"{self.batches.augment!r} moves images and not their targets, which are of shape "
-                f"{tuple(self.batches.labels.shape[1:])}; leave augment out"
-            )
         self._check_masks()
 
     def _check_masks(self) -> None:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from prospr.lab.data import Batches
 from prospr.lab.training.numerics import Numerics
-from prospr.lab.training.pixels import draws, padding, scaling
+from prospr.lab.training.pixels import IGNORE, draws, padding, statistics
 
 __all__ = ["Store", "upload"]
 
@@ -17,37 +17,42 @@ class Store:
     """The images of `batches`, padded once, channels last, as the bytes they are; runs on the same data share one."""
 
     def __init__(self, batches: Batches, device: torch.device) -> None:
-        self.pad = padding(batches)
-        images = F.pad(batches.images.to(device), (self.pad or 0,) * 4)
-        self.images = images.permute(0, 2, 3, 1).contiguous()
+        self.moved, edges = batches.augment is not None, (padding(batches),) * 4
+        self.images = F.pad(batches.images.to(device), edges).permute(0, 2, 3, 1).contiguous()
         self.labels = batches.labels.to(device)
+        self.maps = self.labels.dim() > 1  # a label a pixel, which moves with it
+        if self.maps:
+            self.labels = F.pad(self.labels, edges, value=IGNORE)
         height, width = batches.images.shape[2:]
         self.rows = torch.arange(height, device=device)
         self.columns = torch.arange(width, device=device)
         self.mirrored = self.columns.flip(0)
-        found = scaling(batches)
-        self.scaling = None if found is None else [torch.tensor(values, device=device) for values in found]
+        mean, std = (None if value is None else value.to(device) for value in statistics(batches))
+        self.scaling = None if mean is None or std is None else (mean, std)
 
     @staticmethod
     def key(batches: Batches) -> tuple:
         """Equal for batches that can share a store."""
-        return batches.images.data_ptr(), batches.labels.data_ptr(), padding(batches), scaling(batches)
+        scaling = [None if value is None else tuple(value.tolist()) for value in statistics(batches)]
+        return batches.images.data_ptr(), batches.labels.data_ptr(), batches.augment is None, padding(batches), *scaling
 
     @torch.no_grad()
     def batch(self, drawn: Tensor, dtype: torch.dtype, numerics: Numerics) -> tuple[Tensor, Tensor]:
         """Inputs and targets for `drawn`, four rows of an epoch's draws. Nothing here waits for the device."""
         index, top, left, mirrored = drawn.unbind(0)
-        if self.pad is None:
-            images = self.images[index]
-        else:
-            rows = top.unsqueeze(1) + self.rows
+        images, labels = self.images, self.labels
+        if self.moved:
+            rows = (top.unsqueeze(1) + self.rows).unsqueeze(2)
             columns = left.unsqueeze(1) + torch.where(mirrored.unsqueeze(1) > 0, self.mirrored, self.columns)
-            images = self.images[index.view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)]
+            pixels = index.view(-1, 1, 1), rows, columns.unsqueeze(1)
+            images, labels = images[pixels], labels[pixels if self.maps else index]
+        else:
+            images, labels = images[index], labels[index]
         if self.scaling is not None:
-            mean, deviation = self.scaling
-            images = (images - mean) / deviation  # in float32: bytes and bfloat16 are too coarse for the difference
+            mean, std = self.scaling
+            images = (images.float() - mean) / std  # in float32: bfloat16 is too coarse for the difference
         images = images.to(dtype).permute(0, 3, 1, 2)
-        return images.contiguous(memory_format=numerics.layout), self.labels[index]
+        return images.contiguous(memory_format=numerics.layout), labels
 
 
 def upload(batches: Batches, epoch: int) -> Tensor:
