@@ -12,7 +12,7 @@ from prospr.lab.data import Batches, CropFlip, digits
 from prospr.lab.models import build
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import segmentation
-from prospr.lab.train import train, train_together
+from prospr.lab.train import _uses_graph, train, train_together
 from prospr.lab.training import CaptureError, EagerTrainer, GraphTrainer, Run
 from prospr.lab.training.flat import ALIGN, Flat
 from prospr.lab.training.numerics import Numerics
@@ -408,3 +408,14 @@ def test_five_runs_two_at_a_time(data):
     assert len(results) == 5
     assert told == [(0, 1), (0, 2), (2, 1), (2, 2), (4, 1), (4, 2)]
     assert all(result.train_losses[-1] < result.train_losses[0] for result in results)
+
+
+@pytest.mark.gpu
+def test_the_engine_follows_the_work(data):
+    long = replace(EXACT, epochs=100)
+    on_gpu = make_run(data, recipe=long, device="cuda")
+    assert _uses_graph(on_gpu, "auto")
+    assert not _uses_graph(make_run(data, recipe=EXACT, device="cuda"), "auto")  # ten steps are not worth a capture
+    assert not _uses_graph(replace(on_gpu, batches=replace(on_gpu.batches, augment=lambda i, g: i)), "auto")
+    assert not _uses_graph(make_run(data, recipe=long), "auto")
+    assert not _uses_graph(on_gpu, "eager")

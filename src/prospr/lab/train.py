@@ -13,6 +13,7 @@ from prospr.lab.data import Batches, Split
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import Task, classification
 from prospr.lab.training import CaptureError, EagerTrainer, Epoch, GraphTrainer, Result, Run, Trainer, evaluate
+from prospr.lab.training.store import drawn_ahead
 
 __all__ = ["Epoch", "Result", "Run", "evaluate", "train", "train_together"]
 
@@ -47,7 +48,8 @@ def train(
     checkpoint: called with the state of the training, a dict of tensors, after every epoch.
     state: such a state to go on from.
     engine: "graph" makes the whole step one CUDA graph, "eager" is plain PyTorch. "auto" is "graph" on a GPU, and
-        "eager" on a CPU, for a few hundred steps, and for networks that cannot be captured.
+        "eager" on a CPU, for a few hundred steps, for augmentation other than CropFlip, and for networks that cannot be
+        captured.
     compile: with "graph", use torch.compile as well: quicker after a minute or so.
 
     >>> from prospr.lab.data import digits
@@ -109,8 +111,10 @@ def train_together(
 def _uses_graph(run: Run, engine: Engine) -> bool:
     if engine not in ("auto", "eager", "graph"):
         raise ValueError(f"unknown engine {engine!r}; known: auto, eager, graph")
-    pays = run.device.type == "cuda" and run.recipe.epochs * run.steps >= PAYS_FROM
-    return engine == "graph" or (engine == "auto" and pays)
+    if engine == "auto":
+        pays = run.device.type == "cuda" and run.recipe.epochs * run.steps >= PAYS_FROM
+        return pays and drawn_ahead(run.batches)
+    return engine == "graph"
 
 
 def _trainer(runs: Sequence[Run], engine: Engine, compile: bool) -> Trainer:

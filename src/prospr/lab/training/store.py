@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from prospr.lab.data import Batches
+from prospr.lab.data import Batches, CropFlip
 from prospr.lab.training.numerics import Numerics
 from prospr.lab.training.pixels import IGNORE, draws, padding, statistics
 
-__all__ = ["Store", "upload"]
+__all__ = ["Store", "drawn_ahead", "upload"]
 
 
 class Store:
@@ -53,6 +53,11 @@ class Store:
             images = (images.float() - mean) / std  # in float32: bfloat16 is too coarse for the difference
         images = images.to(dtype).permute(0, 3, 1, 2)
         return images.contiguous(memory_format=numerics.layout), labels
+
+
+def drawn_ahead(batches: Batches) -> bool:
+    """Whether an epoch's random numbers are known before it begins, so that a store can make the batches."""
+    return batches.augment is None or isinstance(batches.augment, CropFlip)
 
 
 def upload(batches: Batches, epoch: int) -> Tensor:
