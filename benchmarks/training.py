@@ -22,12 +22,11 @@ import torch
 from harness import GIB, machine
 from torch.nn import functional as F
 
-from prospr.lab.data import Batches, CropFlip
+from prospr.lab.data import Batches, CropFlip, Split
 from prospr.lab.models import build
 from prospr.lab.recipes import recipe
 from prospr.lab.train import train_together
 from prospr.lab.training import EagerTrainer, GraphTrainer, Run
-from prospr.lab.training.pixels import ByteBatches, ByteSplit
 
 WAYS = (
     "plain",
@@ -61,7 +60,7 @@ def main() -> None:
         Path(args.out).write_text(json.dumps(found, indent=1))
 
 
-def speed(args, data: ByteSplit, device: torch.device) -> list[dict]:
+def speed(args, data: Split, device: torch.device) -> list[dict]:
     batch = args.batch or (256 if device.type == "cuda" else 16)
     print(f"{len(data)} images, batch {batch}, {args.epochs} epochs timed after one that is not\n")
     head = f"{'network':<10}{'way':<20}{'ms/step':>9}{'s/epoch':>9}{'ratio':>8}{'GiB':>7}{'set-up s':>10}"
@@ -84,7 +83,7 @@ def speed(args, data: ByteSplit, device: torch.device) -> list[dict]:
     return rows
 
 
-def measure(network: str, way: str, batch: int, data: ByteSplit, epochs: int) -> dict[str, float]:
+def measure(network: str, way: str, batch: int, data: Split, epochs: int) -> dict[str, float]:
     device = data.images.device
     count = int(way.partition("=")[2].partition("+")[0]) if way.startswith("together") else 1
     gc.collect()
@@ -114,7 +113,7 @@ def measure(network: str, way: str, batch: int, data: ByteSplit, epochs: int) ->
     }
 
 
-def _epochs(network: str, way: str, count: int, batch: int, data: ByteSplit, epochs: int):
+def _epochs(network: str, way: str, count: int, batch: int, data: Split, epochs: int):
     """A function that trains one more epoch of `count` runs."""
     settings = recipe("prospr-cifar", batch_size=batch).scaled(epochs)
     runs = [_run(network, seed, settings, data) for seed in range(count)]
@@ -122,7 +121,7 @@ def _epochs(network: str, way: str, count: int, batch: int, data: ByteSplit, epo
     return trainer.train_epoch
 
 
-def _run(network: str, seed: int, settings, data: ByteSplit) -> Run:
+def _run(network: str, seed: int, settings, data: Split) -> Run:
     """A run with masks, as all but the dense ones of an experiment have; half of the weights, at random."""
     model = build(network, seed=seed).to(data.images.device)
     rng = torch.Generator().manual_seed(seed)
@@ -131,11 +130,11 @@ def _run(network: str, seed: int, settings, data: ByteSplit) -> Run:
         for name, p in model.named_parameters()
         if p.dim() > 1
     }
-    batches = ByteBatches(data.images, data.labels, settings.batch_size, seed, AUGMENT, mean=data.mean, std=data.std)
+    batches = Batches(data.images, data.labels, settings.batch_size, seed, AUGMENT, mean=data.mean, std=data.std)
     return Run(model, batches, settings, masks)
 
 
-def _plain(network: str, batch: int, data: ByteSplit):
+def _plain(network: str, batch: int, data: Split):
     """A function that trains one more epoch as anyone would write it."""
     device = data.images.device
     images = (data.images - data.mean.view(3, 1, 1)) / data.std.view(3, 1, 1)
@@ -157,12 +156,12 @@ def _plain(network: str, batch: int, data: ByteSplit):
     return epoch
 
 
-def accuracy(args, data: list[ByteSplit], device: torch.device) -> dict:
+def accuracy(args, data: list[Split], device: torch.device) -> dict:
     settings = recipe("prospr-cifar", batch_size=args.batch or 256).scaled(args.accuracy)
     runs = [
         Run(
             build(args.network, seed=seed).to(device),
-            ByteBatches(
+            Batches(
                 data[0].images, data[0].labels, settings.batch_size, seed, AUGMENT, mean=data[0].mean, std=data[0].std
             ),
             settings,
@@ -191,21 +190,21 @@ def accuracy(args, data: list[ByteSplit], device: torch.device) -> dict:
     }
 
 
-def _noise(count: int) -> list[ByteSplit]:
+def _noise(count: int) -> list[Split]:
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=rng)
     labels = torch.randint(0, 10, (count,), generator=rng)
-    return [ByteSplit(images, labels, MEAN, STD), ByteSplit(images[:100], labels[:100], MEAN, STD)]
+    return [Split(images, labels, MEAN, STD), Split(images[:100], labels[:100], MEAN, STD)]
 
 
-def _cifar(folder: str) -> list[ByteSplit]:
+def _cifar(folder: str) -> list[Split]:
     parts = []
     for pattern in ("data_batch_*.bin", "test_batch.bin"):
         files = sorted(Path(folder).glob(pattern))
         if not files:
             sys.exit(f"{folder}: no {pattern} here; give the folder of CIFAR-10's binary version")
         raw = torch.frombuffer(bytearray(b"".join(f.read_bytes() for f in files)), dtype=torch.uint8).view(-1, 3073)
-        parts.append(ByteSplit(raw[:, 1:].reshape(-1, 3, 32, 32), raw[:, 0].long(), MEAN, STD))
+        parts.append(Split(raw[:, 1:].reshape(-1, 3, 32, 32), raw[:, 0].long(), MEAN, STD))
     return parts
 
 

@@ -11,7 +11,6 @@ from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import segmentation
 from prospr.lab.train import train, train_together
 from prospr.lab.training import EagerTrainer, Run
-from prospr.lab.training.pixels import ByteBatches, ByteSplit, crop_flip, draws, normalise
 
 RECIPE = Recipe(epochs=3, batch_size=256, lr=0.1, drops=(1,), warmup=1, nesterov=True)
 
@@ -171,26 +170,3 @@ def test_segmentation_learns_bright_pixels(data):
     result = train(model, batches, test, recipe, task=task)
     assert result.test["mean_iou"] > 0.8
     assert result.epochs[-1].test == result.test["mean_iou"]
-
-
-def test_draws_are_those_of_the_batches(data):
-    batches = make_run(data).batches
-    drawn = draws(batches, epoch=4)
-    for index, (images, labels) in enumerate(batches.epoch(4)):
-        chosen, top, left, mirrored = (values[index * 256 : (index + 1) * 256] for values in drawn)
-        assert torch.equal(labels, data.train.labels[chosen])
-        assert torch.equal(images, crop_flip(data.train.images[chosen], top, left, mirrored, pad=1))
-    with pytest.raises(ValueError, match="only CropFlip is known"):
-        draws(replace(batches, augment=lambda images, rng: images), 0)
-
-
-def test_bytes_are_normalised_when_they_are_used():
-    pixels = torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8)
-    mean, std = torch.tensor([10.0, 20.0, 30.0]), torch.tensor([50.0, 60.0, 70.0])
-    batches = ByteBatches(pixels, torch.arange(20), 8, seed=0, augment=CropFlip(pad=0), mean=mean, std=std)
-    for images, labels in batches:
-        for channel in range(3):
-            expected = (pixels[labels, channel].float() - mean[channel]) / std[channel]
-            assert torch.allclose(images[:, channel], expected)
-    assert torch.equal(ByteSplit(pixels, torch.arange(20), mean, std).to("cpu").mean, mean)
-    assert torch.equal(normalise(pixels, None, None, torch.float64), pixels.double())

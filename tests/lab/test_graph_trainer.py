@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import prospr
-from prospr.lab.data import Batches, CropFlip, digits
+from prospr.lab.data import Batches, CropFlip, Split, digits
 from prospr.lab.models import build
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import segmentation
@@ -16,7 +16,6 @@ from prospr.lab.train import _uses_graph, train, train_together
 from prospr.lab.training import CaptureError, EagerTrainer, GraphTrainer, Run
 from prospr.lab.training.flat import ALIGN, Flat
 from prospr.lab.training.numerics import Numerics
-from prospr.lab.training.pixels import ByteBatches, ByteSplit
 from prospr.lab.training.store import Store, upload
 
 MOVED = CropFlip(pad=1, flip=True)
@@ -37,13 +36,13 @@ def data():
     found = digits()
     values = [((part.images - part.images.min()) * 40).byte() for part in (found.train, found.test)]
     mean, std = torch.tensor([77.0]), torch.tensor([94.0])
-    train = ByteSplit(values[0][::3][:400].contiguous(), found.train.labels[::3][:400].contiguous(), mean, std)
-    return train, ByteSplit(values[1], found.test.labels, mean, std)
+    train = Split(values[0][::3][:400].contiguous(), found.train.labels[::3][:400].contiguous(), mean, std)
+    return train, Split(values[1], found.test.labels, mean, std)
 
 
 def make_run(data, seed=0, recipe=PLAIN, masked=False, augment=MOVED, device="cpu", network=None):
     train = data[0].to(device)
-    batches = ByteBatches(train.images, train.labels, recipe.batch_size, seed, augment, mean=train.mean, std=train.std)
+    batches = Batches(train.images, train.labels, recipe.batch_size, seed, augment, mean=train.mean, std=train.std)
     model = (network() if network else build("small_convnet", seed=seed, width=4)).to(device)
     masks = None
     if masked:
@@ -167,7 +166,7 @@ def test_segmentation(data, augment):
     task, recipe = segmentation(2), replace(PLAIN, lr=0.1)
     images, labels = data[0].images, (data[0].images[:, 0] > 77).long()
     scale = {"mean": data[0].mean, "std": data[0].std}
-    batches = ByteBatches(images, labels, recipe.batch_size, 0, augment, drop_last=True, **scale)
+    batches = Batches(images, labels, recipe.batch_size, 0, augment, drop_last=True, **scale)
 
     def make():
         torch.manual_seed(0)
@@ -177,7 +176,7 @@ def test_segmentation(data, augment):
 
     eager, fast = make(), make()
     (expected,) = EagerTrainer(eager).train()
-    (got,) = GraphTrainer([fast]).train(ByteSplit(images, labels, **scale))
+    (got,) = GraphTrainer([fast]).train(Split(images, labels, **scale))
     assert spread(eager.model, fast.model) < 1e-6
     assert [epoch.train for epoch in got.epochs] == pytest.approx([epoch.train for epoch in expected.epochs])
 

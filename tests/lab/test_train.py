@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from prospr.lab.data import Batches, CropFlip, Split, digits
+from prospr.lab.data.memory import statistics
 from prospr.lab.models import build
 from prospr.lab.recipes import Recipe
 from prospr.lab.train import evaluate, train
@@ -120,3 +121,16 @@ def test_batches_of_another_size_than_the_recipe_are_refused(data):
     batches = Batches(data.train.images, data.train.labels, 32, seed=0)
     with pytest.raises(ValueError, match=r"batches of 128, train_batches has 32"):
         train(build("small_convnet", seed=0), batches, data.test, RECIPE)
+
+
+def test_bytes_train_and_test_as_their_normalised_numbers_do(data):
+    """uint8 images with a mean and a deviation, and the same numbers as floats."""
+    pixels = (data.train.images - data.train.images.min()).mul(3).round().to(torch.uint8)
+    as_bytes = Split(pixels, data.train.labels, *statistics(pixels))
+    as_floats = Split(as_bytes.inputs(), data.train.labels)
+    results = [
+        train(build("small_convnet", seed=0), part.batches(RECIPE.batch_size, seed=0), part, RECIPE)
+        for part in (as_bytes, as_floats)
+    ]
+    assert results[0].train_losses == results[1].train_losses
+    assert (results[0].accuracy, results[0].loss) == (results[1].accuracy, results[1].loss)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import prospr
 from prospr.errors import PruningError, SettingError
-from prospr.lab.data import Augment, Batches, Dataset
+from prospr.lab.data import Augment, Batches, Dataset, Split
 from prospr.lab.recipes import Recipe
 from prospr.lab.results import DENSE, Row
 from prospr.lab.train import train
@@ -36,7 +36,7 @@ class Comparison:
     """
 
     network: Callable[[int], nn.Module]
-    data: Dataset
+    data: Dataset[Split]
     recipe: Recipe
     methods: Mapping[str, Any]
     sparsities: Sequence[float]
@@ -57,8 +57,7 @@ class Comparison:
         return len(self.seeds) * (1 + len(self.methods) * len(self.sparsities) + checks)
 
     def batches(self, seed: int, batch_size: int) -> Batches:
-        train_on = self.data.train
-        return Batches(train_on.images, train_on.labels, batch_size, seed, self.augment)
+        return self.data.train.batches(batch_size, seed, self.augment)
 
 
 def compare(comparison: Comparison, progress: Progress | None = None) -> list[Row]:
@@ -176,7 +175,7 @@ def _run(comparison: Comparison, row: Row, choose: Callable[[float], prospr.Mask
 
 def _masked(comparison: Comparison, row: Row, masks: prospr.Masks) -> Row:
     """`row` with what the masks leave of the network; with an error where they cut it."""
-    seen = prospr.inspect(comparison.network(row.seed), masks, comparison.data.train.images[:1])
+    seen = prospr.inspect(comparison.network(row.seed), masks, comparison.data.train.inputs(0, 1))
     row = replace(row, kept=masks.kept, total=masks.total, effective=seen.effective_density, layers=masks.densities())
     if seen.connected is False:
         empty = ", ".join(seen.empty) or "no layer is empty"

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from prospr.lab.data import Batches, Split
+from prospr.lab.data import Batches, Files, Split, Stream
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import Task, classification
 from prospr.lab.training import CaptureError, EagerTrainer, Epoch, GraphTrainer, Result, Run, Trainer, evaluate
@@ -23,14 +23,14 @@ PAYS_FROM = 300  # steps; to warm up and capture one costs as much as some two h
 
 def train(
     model: nn.Module,
-    train_batches: Batches,
-    test: Split | None,
+    train_batches: Batches | Stream,
+    test: Split | Files | None,
     recipe: Recipe,
     masks: Mapping[str, Tensor] | None = None,
     progress: Callable[[int, float], None] | None = None,
     *,
     task: Task | None = None,
-    validation: Split | None = None,
+    validation: Split | Files | None = None,
     evaluate_every: int = 0,
     checkpoint: Callable[[dict[str, Tensor]], None] | None = None,
     state: Mapping[str, Tensor] | None = None,
@@ -75,10 +75,10 @@ def train(
 
 def train_together(
     runs: Sequence[Run],
-    test: Split | None = None,
+    test: Split | Files | None = None,
     *,
     together: int = 4,
-    validation: Split | None = None,
+    validation: Split | Files | None = None,
     evaluate_every: int = 0,
     progress: Callable[[int, int, Sequence[Epoch]], None] | None = None,
     engine: Engine = "auto",

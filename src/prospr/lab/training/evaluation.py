@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Iterator
 
-from prospr.lab.data import Split
+import torch
+from torch import Tensor, nn
+
+from prospr.lab.data import Files, Split
 from prospr.lab.tasks import Task, classification
-from prospr.lab.training.pixels import normalise, statistics
 
 __all__ = ["evaluate"]
 
@@ -15,7 +16,7 @@ PIXELS = 1 << 20  # in a batch: a thousand images of CIFAR
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split, task: Task | None = None) -> dict[str, float]:
+def evaluate(model: nn.Module, split: Split | Files, task: Task | None = None) -> dict[str, float]:
     """The mean "loss" of `model` in eval mode and the task's figures, by name; the model is left as it was.
 
     The device is waited for once, at the end.
@@ -27,18 +28,24 @@ def evaluate(model: nn.Module, split: Split, task: Task | None = None) -> dict[s
     """
     task = task or classification()
     weight = next(model.parameters())
-    mean, std = (None if value is None else value.to(weight.device) for value in statistics(split))
-    size = max(1, min(1000, PIXELS // split.images[0, 0].numel()))
     loss = torch.zeros((), dtype=torch.float64, device=weight.device)
     counts = torch.zeros(task.size, dtype=torch.float64, device=weight.device)
     was_training = model.training
     model.eval()
     try:
-        for images, labels in zip(split.images.split(size), split.labels.split(size), strict=True):
-            inputs = normalise(images.to(weight.device), mean, std, weight.dtype)
-            batch_loss, seen = task.measure(model, (inputs, labels.to(weight.device)))
+        for inputs, labels in _parts(split.to(weight.device), weight.dtype):
+            batch_loss, seen = task.measure(model, (inputs, labels))
             loss += batch_loss * len(labels)
             counts += seen
     finally:
         model.train(was_training)
     return {"loss": loss.item() / len(split), **task.figures(counts.cpu())}
+
+
+def _parts(split: Split | Files, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    if isinstance(split, Files):
+        yield from ((images.to(dtype), labels) for images, labels in split.in_order(PIXELS // split.size**2))
+        return
+    size = max(1, min(1000, PIXELS // split.images[0, 0].numel()))
+    for start in range(0, len(split), size):
+        yield split.inputs(start, start + size, dtype), split.labels[start : start + size]

@@ -26,7 +26,7 @@ from prospr.lab.training.flat import Flat, sgd_
 from prospr.lab.training.loop import Trainer
 from prospr.lab.training.numerics import Numerics
 from prospr.lab.training.runs import Run
-from prospr.lab.training.store import Store, upload
+from prospr.lab.training.store import Store, in_memory, upload
 from prospr.meta.loss import replay
 
 __all__ = ["CaptureError", "GraphTrainer"]
@@ -73,11 +73,12 @@ class GraphTrainer(Trainer):
         stores: dict[tuple, Store] = {}
         self._lanes: list[_Lane] = []
         for run, numerics, sums in zip(self.runs, self.numerics, self._sums, strict=True):
-            key = Store.key(run.batches)
+            batches = in_memory(run.batches)
+            key = Store.key(batches)
             if key not in stores:
-                stores[key] = Store(run.batches, self.device)
+                stores[key] = Store(batches, self.device)
             self._lanes.append(_Lane(run, stores[key], numerics, sums, compile))
-        whole, rest = runs[0].recipe.batch_size, len(runs[0].batches.labels) % runs[0].recipe.batch_size
+        whole, rest = runs[0].recipe.batch_size, len(in_memory(runs[0].batches).labels) % runs[0].recipe.batch_size
         short = rest if rest and not runs[0].batches.drop_last else whole
         self._sizes = [whole] * (self.steps - 1) + [short]
         self._sent: int | None = None  # the epoch whose draws are on the device
@@ -105,7 +106,7 @@ class GraphTrainer(Trainer):
             self._ahead = self.epoch + 1, self._draw(self.epoch + 1)
 
     def _draw(self, epoch: int) -> list[Tensor]:
-        return [upload(lane.run.batches, epoch) for lane in self._lanes]
+        return [upload(in_memory(lane.run.batches), epoch) for lane in self._lanes]
 
     def _send(self, epoch: int) -> None:
         drawn = self._ahead[1] if self._ahead is not None and self._ahead[0] == epoch else self._draw(epoch)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from prospr.lab.data import Split
+from prospr.lab.data import Files, Split
 from prospr.lab.training.evaluation import evaluate
 from prospr.lab.training.numerics import Numerics
 from prospr.lab.training.runs import Epoch, Result, Run
@@ -49,8 +49,8 @@ class Trainer(ABC):
 
     def train(
         self,
-        test: Split | None = None,
-        validation: Split | None = None,
+        test: Split | Files | None = None,
+        validation: Split | Files | None = None,
         evaluate_every: int = 0,
         checkpoint: Checkpoint | None = None,
         progress: Progress | None = None,
@@ -141,7 +141,7 @@ class Trainer(ABC):
             self.history[index] = [Epoch(*row) for row in state["history"].tolist()]
             self._load(index, _under("momentum.", state))
 
-    def _look(self, part: str, split: Split) -> list[dict[str, float]]:
+    def _look(self, part: str, split: Split | Files) -> list[dict[str, float]]:
         self.write_back()
         seen = []
         for run, numerics, epochs in zip(self.runs, self.numerics, self.history, strict=True):

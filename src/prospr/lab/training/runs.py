@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from prospr.lab.data import Batches
+from prospr.lab.data import Batches, Stream
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import Task, classification
 
@@ -25,7 +25,7 @@ class Run:
     """
 
     model: nn.Module
-    batches: Batches
+    batches: Batches | Stream
     recipe: Recipe
     masks: Mapping[str, Tensor] | None = None
     task: Task = field(default_factory=classification)

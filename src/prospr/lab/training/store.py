@@ -6,18 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from prospr.lab.data import Batches, CropFlip
+from prospr.lab.data import IGNORE, Batches, CropFlip, Stream
 from prospr.lab.training.numerics import Numerics
-from prospr.lab.training.pixels import IGNORE, draws, padding, statistics
 
-__all__ = ["Store", "drawn_ahead", "upload"]
+__all__ = ["Store", "drawn_ahead", "in_memory", "upload"]
 
 
 class Store:
     """The images of `batches`, padded once, channels last, as the bytes they are; runs on the same data share one."""
 
     def __init__(self, batches: Batches, device: torch.device) -> None:
-        self.moved, edges = batches.augment is not None, (padding(batches),) * 4
+        self.moved, edges = batches.augment is not None, (batches.pad,) * 4
         self.images = F.pad(batches.images.to(device), edges).permute(0, 2, 3, 1).contiguous()
         self.labels = batches.labels.to(device)
         self.maps = self.labels.dim() > 1  # a label a pixel, which moves with it
@@ -27,14 +26,14 @@ class Store:
         self.rows = torch.arange(height, device=device)
         self.columns = torch.arange(width, device=device)
         self.mirrored = self.columns.flip(0)
-        mean, std = (None if value is None else value.to(device) for value in statistics(batches))
+        mean, std = (None if value is None else value.to(device) for value in (batches.mean, batches.std))
         self.scaling = None if mean is None or std is None else (mean, std)
 
     @staticmethod
     def key(batches: Batches) -> tuple:
         """Equal for batches that can share a store."""
-        scaling = [None if value is None else tuple(value.tolist()) for value in statistics(batches)]
-        return batches.images.data_ptr(), batches.labels.data_ptr(), batches.augment is None, padding(batches), *scaling
+        scaling = [None if value is None else tuple(value.tolist()) for value in (batches.mean, batches.std)]
+        return batches.images.data_ptr(), batches.labels.data_ptr(), batches.augment is None, batches.pad, *scaling
 
     @torch.no_grad()
     def batch(self, drawn: Tensor, dtype: torch.dtype, numerics: Numerics) -> tuple[Tensor, Tensor]:
@@ -55,14 +54,24 @@ class Store:
         return images.contiguous(memory_format=numerics.layout), labels
 
 
-def drawn_ahead(batches: Batches) -> bool:
+def drawn_ahead(batches: Batches | Stream) -> bool:
     """Whether an epoch's random numbers are known before it begins, so that a store can make the batches."""
+    if isinstance(batches, Stream):
+        return False
     return batches.augment is None or isinstance(batches.augment, CropFlip)
+
+
+def in_memory(batches: Batches | Stream) -> Batches:
+    """`batches`, whose images can live on the device; an error for a stream of files."""
+    if isinstance(batches, Stream):
+        raise ValueError("images that are read from files in every epoch cannot live on the GPU; use engine='eager'")
+    return batches
 
 
 def upload(batches: Batches, epoch: int) -> Tensor:
     """An epoch's draws as one tensor (steps, 4, batch size); the rest of a short last batch is never looked at."""
-    drawn = torch.stack([values.long() for values in draws(batches, epoch)])
+    draws = batches.draws(epoch)
+    drawn = torch.stack([draws.order, draws.top, draws.left, draws.mirrored.long()])
     wanted = len(batches) * batches.batch_size
     drawn = F.pad(drawn[:, :wanted], (0, max(0, wanted - drawn.shape[1])))
     return drawn.view(4, len(batches), batches.batch_size).transpose(0, 1).contiguous()
