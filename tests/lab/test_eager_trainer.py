@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import prospr
-from prospr.lab.data import Batches, CropFlip, Split, digits
+from prospr.lab.data import Batches, CropFlip, Split, digits, load
 from prospr.lab.models import build
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import segmentation
@@ -170,3 +170,22 @@ def test_segmentation_learns_bright_pixels(data):
     result = train(model, batches, test, recipe, task=task)
     assert result.test["mean_iou"] > 0.8
     assert result.epochs[-1].test == result.test["mean_iou"]
+
+
+def test_images_that_are_read_from_files_train_eagerly(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for part in ("train", "val"):
+        for number in range(6):
+            folder = tmp_path / part / ("dark", "light")[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            image.new("RGB", (12, 12), (200 * (number % 2) + number,) * 3).save(folder / f"{number}.png")
+    data = load("folder", tmp_path)
+    train_files, test_files = (replace(files, size=8, resize=8) for files in (data.train, data.test))
+    recipe = Recipe(epochs=6, batch_size=3, lr=0.01)
+    model = build("small_convnet", seed=0, width=4, in_channels=3, num_classes=2)
+    batches = train_files.batches(recipe.batch_size, seed=0)
+    result = train(model, batches, test_files, recipe)
+    assert len(result.epochs) == 6
+    assert result.epochs[-1].train == 1
+    with pytest.raises(ValueError, match="read from files in every epoch cannot live on the GPU; use engine='eager'"):
+        train(model, batches, test_files, recipe, engine="graph")
