@@ -1,5 +1,6 @@
 """The step that a GPU replays: uncaptured on the CPU, beside the eager trainer; on a GPU, captured and not."""
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -271,6 +272,64 @@ def test_compiled_steps_trace_without_a_break(data, monkeypatch):
     got, _ = GraphTrainer(compiled, compile=True).train()
     assert got.train_losses == pytest.approx(expected.train_losses, rel=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # both networks run the same two
+
+
+class Recorded:
+    """Stands in for CUDA where there is none: work within a capture is not done but kept, and done by `replay`."""
+
+    def __init__(self):
+        self.work = []
+
+    def replay(self):
+        for lane, size in self.work:
+            lane.real_step(size)
+
+    @classmethod
+    def install(cls, trainer, monkeypatch):
+        recording = []
+        for lane in trainer._lanes:
+            lane.real_step = lane.step
+            lane.step = lambda size, lane=lane: (
+                recording[-1].work.append((lane, size)) if recording else lane.real_step(size)
+            )
+
+        @contextmanager
+        def capture(graph, pool, stream):
+            recording.append(graph)
+            yield
+            recording.pop()
+
+        class Stream:
+            def __init__(self, device):
+                self.waited = []
+
+            def wait_stream(self, other):
+                self.waited.append(other)
+
+        nothing = lambda *args: nullcontext()  # noqa: E731
+        stand_ins = {"CUDAGraph": cls, "graph": capture, "Stream": Stream, "stream": nothing, "device": nothing}
+        stand_ins |= {"current_stream": nothing, "graph_pool_handle": nothing, "synchronize": nothing}
+        stand_ins |= {"get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": nothing}
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_warming_up_leaves_no_trace_and_replays_are_steps(data, monkeypatch, count):
+    recipe = replace(PLAIN, precision="bf16", drops=(1,))
+    plain, recorded = ([make_run(data, s, recipe, masked=True) for s in range(count)] for _ in range(2))
+    expected = GraphTrainer(plain).train(data[1])
+    trainer = GraphTrainer(recorded)
+    Recorded.install(trainer, monkeypatch)
+    before = trainer.states()
+    trainer._capture()
+    for state, fresh in zip(trainer.states(), before, strict=True):
+        assert all(torch.equal(state[name], fresh[name]) for name in fresh)
+    assert sorted(trainer._graphs) == [16, 96]  # 400 images: four whole batches and a short one
+    assert [len(graph.work) for graph in trainer._graphs.values()] == [count, count]
+    got = trainer.train(data[1])
+    assert [result.train_losses for result in got] == [result.train_losses for result in expected]
+    assert all(spread(a.model, b.model) == 0 for a, b in zip(plain, recorded, strict=True))
 
 
 # On a GPU. Deterministic kernels and float32, so that what differs is the capture.

@@ -74,8 +74,9 @@ class Flat:
             end += slot.size + slot.gap
             self.cut = end if p in low else self.cut
         device = numerics.device
-        self.weights, self.momentum, self.grad = torch.zeros(3, end, dtype=self.dtype, device=device).unbind(0)
-        self.low, self.low_grad = torch.zeros(2, self.cut, dtype=torch.bfloat16, device=device).unbind(0)
+        # Tensors of their own, not rows of one: torch.compile is wary of arguments that share memory.
+        self.weights, self.momentum, self.grad = (torch.zeros(end, dtype=self.dtype, device=device) for _ in range(3))
+        self.low, self.low_grad = (torch.zeros(self.cut, dtype=torch.bfloat16, device=device) for _ in range(2))
         self._gap = torch.zeros(ALIGN, dtype=self.dtype, device=device)
         self._low_gap = self._gap.to(torch.bfloat16)
         self.mask: Tensor | None = None

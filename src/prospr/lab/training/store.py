@@ -49,7 +49,7 @@ class Store:
             images, labels = images[index], labels[index]
         if self.scaling is not None:
             mean, std = self.scaling
-            images = (images.float() - mean) / std  # in float32: bfloat16 is too coarse for the difference
+            images = (images - mean) / std  # in float32: bfloat16 is too coarse for the difference
         images = images.to(dtype).permute(0, 3, 1, 2)
         return images.contiguous(memory_format=numerics.layout), labels
 
