@@ -1,48 +1,56 @@
-"""Train one network, dense or masked, and test it once, at the end."""
+"""Train networks, dense or masked, and test them once, at the end."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from prospr.lab.data import Batches, Split
+from prospr.lab.data import Batches, Files, Split, Stream
 from prospr.lab.recipes import Recipe
+from prospr.lab.tasks import Task, classification
+from prospr.lab.training import CaptureError, EagerTrainer, Epoch, GraphTrainer, Result, Run, Trainer, evaluate
+from prospr.lab.training.store import drawn_ahead
 
-Progress = Callable[[int, float], None]
-TEST_BATCH = 1000
+__all__ = ["Epoch", "Result", "Run", "evaluate", "train", "train_together"]
 
-
-@dataclass(frozen=True)
-class Result:
-    """What a training gave. The test set is seen once, after the last epoch, so there is no best epoch to report."""
-
-    accuracy: float
-    """Share of the test images classified rightly after the last epoch, 0 to 1."""
-    loss: float
-    """Mean cross-entropy on the test images after the last epoch."""
-    train_losses: tuple[float, ...]
-    """Mean training loss of every epoch."""
-    seconds: float
-    """Time spent training, the test not included."""
+Engine = Literal["auto", "eager", "graph"]
+PAYS_FROM = 300  # steps; to warm up and capture one costs as much as some two hundred eager ones
 
 
 def train(
     model: nn.Module,
-    train_batches: Batches,
-    test: Split,
+    train_batches: Batches | Stream,
+    test: Split | Files | None,
     recipe: Recipe,
     masks: Mapping[str, Tensor] | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    *,
+    task: Task | None = None,
+    validation: Split | Files | None = None,
+    evaluate_every: int = 0,
+    checkpoint: Callable[[dict[str, Tensor]], None] | None = None,
+    state: Mapping[str, Tensor] | None = None,
+    engine: Engine = "auto",
+    compile: bool = False,
 ) -> Result:
     """Train `model` in place by `recipe`, on the device its parameters are on.
 
     `masks` maps names of `model.named_parameters()` to boolean tensors, True where a weight is kept; pruned weights are
     set to zero at the start and after every step. `progress(epochs_done, train_loss)` is called after every epoch.
+
+    task: what it is trained for, see `prospr.lab.tasks`; by default classification.
+    validation: further images to look at after every epoch, or every `evaluate_every`-th.
+    evaluate_every: look at the test images too after so many epochs; otherwise they are seen once, after the last.
+    checkpoint: called with the state of the training, a dict of tensors, after every epoch.
+    state: such a state to go on from.
+    engine: "graph" makes the whole step one CUDA graph, "eager" is plain PyTorch. "auto" is "graph" on a GPU, and
+        "eager" on a CPU, for a few hundred steps, for augmentation other than CropFlip, and for networks that cannot be
+        captured.
+    compile: with "graph", use torch.compile as well: quicker after a minute or so.
 
     >>> from prospr.lab.data import digits
     >>> from prospr.lab.models import build
@@ -52,88 +60,71 @@ def train(
     >>> len(result.train_losses)
     1
     """
-    if train_batches.batch_size != recipe.batch_size:
-        raise ValueError(
-            f"the recipe asks for batches of {recipe.batch_size}, train_batches has {train_batches.batch_size}; "
-            "make them equal"
-        )
-    device = next(model.parameters()).device
-    enforce = _enforcer(model, masks or {})
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        nesterov=recipe.nesterov,
+    trainer = _trainer([Run(model, train_batches, recipe, masks, task or classification())], engine, compile)
+    if state is not None:
+        trainer.load_states([state])
+    (result,) = trainer.train(
+        test,
+        validation,
+        evaluate_every,
+        None if checkpoint is None else lambda states: checkpoint(states[0]),
+        None if progress is None else lambda done, epochs: progress(done, epochs[0].loss),
     )
-    losses: list[float] = []
-    model.train()
-    enforce()
-    start = time.perf_counter()
-    for epoch in range(recipe.epochs):
-        total = torch.zeros((), device=device)
-        for index, (images, labels) in enumerate(train_batches.epoch(epoch)):
-            _set_lr(optimizer, recipe.lr_at(epoch + index / len(train_batches)))
-            images, labels = images.to(device), labels.to(device)
-            optimizer.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(model(images), labels)
-            loss.backward()
-            optimizer.step()
-            enforce()
-            total += loss.detach()
-        losses.append(total.item() / len(train_batches))
-        if progress is not None:
-            progress(epoch + 1, losses[-1])
-    seconds = time.perf_counter() - start
-    accuracy, test_loss = evaluate(model, test)
-    return Result(accuracy, test_loss, tuple(losses), seconds)
+    return result
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, test: Split) -> tuple[float, float]:
-    """The accuracy (0 to 1) and mean cross-entropy of `model` in eval mode, which it leaves as it was."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    right = torch.zeros((), device=device)
-    loss = torch.zeros((), device=device)
-    for start in range(0, len(test), TEST_BATCH):
-        labels = test.labels[start : start + TEST_BATCH].to(device)
-        logits = model(test.inputs(start, start + TEST_BATCH).to(device))
-        right += (logits.argmax(1) == labels).sum()
-        loss += F.cross_entropy(logits, labels, reduction="sum")
-    model.train(was_training)
-    return right.item() / len(test), loss.item() / len(test)
+def train_together(
+    runs: Sequence[Run],
+    test: Split | Files | None = None,
+    *,
+    together: int = 4,
+    validation: Split | Files | None = None,
+    evaluate_every: int = 0,
+    progress: Callable[[int, int, Sequence[Epoch]], None] | None = None,
+    engine: Engine = "auto",
+    compile: bool = False,
+) -> list[Result]:
+    """Train `runs`, on a GPU `together` at a time; one result each, as `train` would give.
+
+    `progress(first, epochs_done, epochs)` is called after every epoch of a group that begins at run `first`.
+
+    >>> from prospr.lab.data import digits
+    >>> from prospr.lab.models import build
+    >>> data, recipe = digits(), Recipe(epochs=1, batch_size=256, lr=0.1)
+    >>> batches = [Batches(data.train.images, data.train.labels, recipe.batch_size, seed) for seed in range(2)]
+    >>> runs = [Run(build("small_convnet", seed=seed), batches[seed], recipe) for seed in range(2)]
+    >>> len(train_together(runs, data.test))
+    2
+    """
+    if together < 1:
+        raise ValueError(f"together is {together}; use at least 1")
+    results: list[Result] = []
+    size = together if runs and _uses_graph(runs[0], engine) else 1
+    for first in range(0, len(runs), size):
+        trainer = _trainer(runs[first : first + size], engine, compile)
+        tell = None if progress is None else lambda done, epochs, first=first: progress(first, done, epochs)
+        results += trainer.train(test, validation, evaluate_every, progress=tell)
+        del trainer  # its graph and memory, before the next is made
+    return results
 
 
-def _enforcer(model: nn.Module, masks: Mapping[str, Tensor]) -> Callable[[], None]:
-    """A function that sets every pruned weight of `model` to zero."""
-    parameters = dict(model.named_parameters())
-    weights: list[Tensor] = []
-    kept: list[Tensor] = []
-    for name, mask in masks.items():
-        if name not in parameters:
-            raise ValueError(
-                f"masks has {name!r}, which is not a parameter of the model; its parameters are "
-                f"{', '.join(parameters)}. If masks.apply(model) was called, train without masks"
-            )
-        weight = parameters[name]
-        if mask.shape != weight.shape:
-            raise ValueError(
-                f"{name}: the mask's shape is {tuple(mask.shape)}, the weight's {tuple(weight.shape)}; "
-                "make the masks for this model"
-            )
-        weights.append(weight)
-        kept.append(mask.to(weight))  # a factor of the weight's own type multiplies twice as fast as a boolean
-
-    @torch.no_grad()
-    def enforce() -> None:
-        for weight, factor in zip(weights, kept, strict=True):
-            weight.mul_(factor)
-
-    return enforce
+def _uses_graph(run: Run, engine: Engine) -> bool:
+    if engine not in ("auto", "eager", "graph"):
+        raise ValueError(f"unknown engine {engine!r}; known: auto, eager, graph")
+    if engine == "auto":
+        pays = run.device.type == "cuda" and run.recipe.epochs * run.steps >= PAYS_FROM
+        return pays and drawn_ahead(run.batches)
+    return engine == "graph"
 
 
-def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+def _trainer(runs: Sequence[Run], engine: Engine, compile: bool) -> Trainer:
+    if not _uses_graph(runs[0], engine):
+        return EagerTrainer(runs[0])
+    try:
+        return GraphTrainer(runs, compile=compile)
+    except CaptureError as error:
+        if engine == "graph" or len(runs) > 1:
+            raise
+        torch.cuda.synchronize()
+        warnings.warn(f"{error}; training in plain PyTorch", stacklevel=3)
+        return EagerTrainer(runs[0])
