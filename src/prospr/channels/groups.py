@@ -15,11 +15,11 @@ from prospr.channels.trial import without_masks, works
 from prospr.errors import KeptWholeWarning, MaskError, ScoreError
 from prospr.masks.masks import Masks
 from prospr.meta.loss import Call, call_of, one_sample, unwrap
-from prospr.scores.base import prunable
 
 __all__ = ["Groups", "find_groups", "groups"]
 
 Axis = tuple[str, int]
+_LAYERS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
 
 def groups(model: nn.Module, example: Any, *, verify: bool = True) -> "Groups":
@@ -47,7 +47,8 @@ def groups(model: nn.Module, example: Any, *, verify: bool = True) -> "Groups":
 class Groups:
     """See `prospr.channels.groups`.
 
-    sets: {name: group numbers}; the channels of a set are interchangeable, and it is named by its first parameter.
+    sets: {name: group numbers}; the channels of a set are interchangeable, and it is named by the first layer's weight
+        that makes them.
     axes: {(parameter or buffer, dimension): the group of each index}, -1 where a channel stays.
     kept_whole: {parameter: why its output channels cannot go}.
     """
@@ -56,6 +57,11 @@ class Groups:
         self, model: nn.Module, found: Trace, frozen: Mapping[str, str], only: Sequence[str] | None = None
     ) -> None:
         self.parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self.read = {
+            axis
+            for axis, labels in found.axes.items()
+            if axis[0] in self.parameters and not found.written.intersection(labels)
+        }
         self.tensors = {name for name, _ in found.axes}
         members: dict[int, dict[Axis, int]] = {}
         for axis, labels in found.axes.items():
@@ -73,7 +79,8 @@ class Groups:
         alone = {axis for axis, labels in found.axes.items() if len(set(found.forest.roots(labels))) == 1}
         names: list[str] = []
         for kind, roots in kinds.items():
-            name = _name(kind[0][0], names)
+            makers = [axis for axis, _ in kind if axis not in self.read and len(self.parameters.get(axis[0], ())) > 1]
+            name = _name((makers or [kind[0][0]])[0][0], names)
             names.append(name)
             if name in frozen:
                 self.refused[name] = frozen[name]
@@ -89,11 +96,9 @@ class Groups:
         self.axes = {axis: to_group(labels) for axis, labels in found.axes.items()}
         self.coupled = {name for (name, _), ids in self.axes.items() if max(ids, default=-1) >= 0}
         self.attributes = [(a, to_group(a.labels)) for a in found.attributes]
-        self.read = {
-            axis
-            for axis, labels in found.axes.items()
-            if axis[0] in self.parameters and not found.written.intersection(labels)
-        }
+        products = {root for pair in found.summed if all(map(found.written.intersection, pair))
+                    for root in found.forest.roots(pair[0])}  # fmt: skip
+        self._products = {number[root] for root in products if root in number}
         self._terms = _terms(model, self, [_numbered(term, to_group) for term in found.flops])
         refused = {root: self.refused[name] for name, kind in zip(names, kinds, strict=True) if name in self.refused
                    for root in kinds[kind]}  # fmt: skip
@@ -110,7 +115,7 @@ class Groups:
         """The size of the network, or of what `masks` leaves of it; FLOPs are of one sample."""
         costs = self.costs()
         if masks is not None:
-            costs.remove([g for g, gone in enumerate(self.removed(masks)) if gone])
+            costs.remove(list(self.removed(masks)))
         return Size(**costs.now)
 
     def sum(self, saliency: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -154,7 +159,7 @@ class Groups:
             raise ScoreError(
                 f"scores are for {', '.join(scores) or 'nothing'}, and the sets here are {', '.join(self.sets)}"
             )
-        gone = [g for g, out in enumerate(self.removed(among)) if out] if among is not None else []
+        gone = list(self.removed(among)) if among is not None else []
         removed = choose(
             self.costs(), self.sets, scores, sparsity, budget, round_to, per_flop, scope, keep_per_layer, gone
         )
@@ -174,31 +179,41 @@ class Groups:
             masks[name] = mask
         return Masks(masks)
 
-    def removed(self, masks: Mapping[str, Tensor]) -> list[bool]:
+    def removed(self, masks: Mapping[str, Tensor]) -> set[int]:
         """Which groups `masks` remove: those that nothing reads, because every weight that would is masked.
 
-        This is exact for any masks, whatever lies between a channel and its readers.
+        This is exact for any masks, whatever lies between a channel and its readers. Channels that no weight reads, or
+        not weights alone (queries and keys meet in a product), go where all that belongs to them is masked. Of a layer
+        that is masked whole one channel stays.
         """
+        costs, removed = self.costs(), set()
+        for g, unused in enumerate(self._unused(masks)):
+            if unused and costs.fits([g], 1):
+                costs.remove([g])
+                removed.add(g)
+        return removed
+
+    def _unused(self, masks: Mapping[str, Tensor]) -> list[bool]:
         for name, mask in masks.items():
             if name not in self.parameters or self.parameters[name] != tuple(mask.shape):
                 raise MaskError(
                     f"{name}: a mask of shape {tuple(mask.shape)}, and the network "
                     + (f"has {self.parameters[name]}" if name in self.parameters else "has no such parameter")
                 )
-        left = {name: mask.detach().cpu().clone() for name, mask in masks.items()}
-        is_read = [False] * self.count
-        readers = [False] * self.count
+        left = {name: masks[name].detach().cpu().clone() if name in masks else torch.ones(shape, dtype=torch.bool)
+                for name, shape in self.parameters.items() if name in self.coupled}  # fmt: skip
+        by_weights = {g for axis in self.read for g in self.axes[axis]} - self._products
         gone: list[bool] = []
         while True:
+            used = [False] * self.count
             for (name, dim), ids in self.axes.items():
-                if (name, dim) not in self.read:
+                if name not in left:
                     continue
-                seen = left[name].movedim(dim, 0).flatten(1).any(1).tolist() if name in left else [True] * len(ids)
-                for g, some in zip(ids, seen, strict=True):
-                    if g >= 0:
-                        readers[g] = True
-                        is_read[g] |= some
-            now = [has and not read for has, read in zip(readers, is_read, strict=True)]
+                some = left[name].movedim(dim, 0).reshape(len(ids), -1).any(1).tolist()
+                for g, kept in zip(ids, some, strict=True):
+                    if g >= 0 and kept and ((name, dim) in self.read or g not in by_weights):
+                        used[g] = True
+            now = [not use for use in used]
             if now == gone:
                 return gone
             gone = now
@@ -207,7 +222,6 @@ class Groups:
                 if name in left and any(g >= 0 and gone[g] for g in ids):
                     stays = torch.tensor([g < 0 or not gone[g] for g in ids])
                     left[name] &= stays.reshape([-1 if e == dim else 1 for e in range(left[name].dim())])
-            is_read = [False] * self.count
 
     def warn(self) -> None:
         if self.kept_whole:
@@ -226,10 +240,10 @@ class Groups:
         return "\n".join(f"{left.ljust(width)}  {right}".rstrip() for left, right in rows)
 
 
-def _name(axis: Axis, taken: list[str]) -> str:
-    name, k = axis[0], 2
+def _name(parameter: str, taken: list[str]) -> str:
+    name, k = parameter, 2
     while name in taken:
-        name, k = f"{axis[0]} ({k})", k + 1
+        name, k = f"{parameter} ({k})", k + 1
     return name
 
 
@@ -250,14 +264,16 @@ def _numbered(term: Term, to_group: Callable[[Any], list[int]]) -> Term:
 
 def _terms(model: nn.Module, found: Groups, flops: list[Term]) -> dict[Unit, list[Term]]:
     parameters, channels = [], []
-    matrices = prunable(model, lambda _, p: p.dim() > 1)
+    layers = [m for m in model.modules() if isinstance(m, _LAYERS)]
+    matrices = {id(p) for m in layers for key, p in m._parameters.items() if p is not None and "bias" not in key}
+    ids = {name: id(p) for name, p in model.named_parameters()}
     for name, shape in found.parameters.items():
         lines = {d: tuple(found.axes[name, d]) for d in range(len(shape)) if (name, d) in found.axes}
         factor = 1
         for d, n in enumerate(shape):
             factor *= 1 if d in lines else n
         parameters.append(Term(factor, tuple(lines.values())))
-        if name in matrices:
+        if ids[name] in matrices and len(shape) > 1:
             written = [line for d, line in lines.items() if (name, d) not in found.read]
             channels += [Term(1, (line,)) for line in written[:1]]
     return {"parameters": parameters, "channels": channels, "flops": flops}
@@ -269,11 +285,10 @@ def _kept_whole(model: nn.Module, found: Groups, seen: Trace, refused: Mapping[i
     for (name, dim), labels in seen.axes.items():
         if len(found.parameters.get(name, ())) < 2 or (name, dim) in found.read or name in kept or dim > 1:
             continue
-        for root in seen.forest.roots(labels):
-            why = seen.forest.why_fixed(root) or refused.get(root)
-            if why not in (None, INPUT, OUTPUT):
-                kept[name] = why
-                break
+        reasons = [seen.forest.why_fixed(root) or refused.get(root) for root in seen.forest.roots(labels)]
+        told = [why for why in reasons if why not in (None, INPUT, OUTPUT)]
+        if told:
+            kept[name] = told[0] if None not in reasons else f"{len(told)} of {len(reasons)} channels: {told[0]}"
     return kept
 
 

@@ -10,6 +10,7 @@ from prospr.channels.groups import find_groups
 from prospr.channels.plan import Plan
 from prospr.channels.trial import plan_for, without_masks
 from prospr.errors import SettingError
+from prospr.masks.masks import Masks
 from prospr.meta.loss import call_of, unwrap
 from prospr.meta.redraw import Init, draw_anew
 
@@ -20,7 +21,7 @@ def plan(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Plan:
     """How `masks` make `model` smaller: every channel goes that no weight which is left reads. See `Plan`."""
     model = unwrap(model)
     found = find_groups(model, call_of(example))
-    return plan_for(found, without_masks(model), [g for g, gone in enumerate(found.removed(masks)) if gone])
+    return plan_for(found, without_masks(model), found.removed(Masks(masks)))
 
 
 def shrink(

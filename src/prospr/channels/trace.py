@@ -55,6 +55,7 @@ class Trace:
     attributes: list[Attribute] = field(default_factory=list)
     flops: list[Term] = field(default_factory=list)
     written: set[int] = field(default_factory=set)  # labels that are channels of some result, not only read by it
+    summed: list[tuple[Labels, Labels]] = field(default_factory=list)  # the two dimensions of every contraction
     splits: dict[int, tuple[int, ...]] = field(default_factory=dict)  # sizes of the reshapes that must be chosen for
 
 
@@ -166,6 +167,12 @@ class Watch(TorchDispatchMode):
     def write(self, *dims: Labels | None) -> None:
         for labels in dims:
             self.found.written.update(labels or ())
+
+    def contract(self, first: Labels | None, second: Labels | None, why: str) -> None:
+        """Note that an operation sums over two dimensions, index by index."""
+        self.join(first, second, why)
+        if first is not None and second is not None:
+            self.found.summed.append((first, second))
 
     def solid(self, count: int, why: str) -> Labels:
         """Labels of indices that cannot go."""
