@@ -136,6 +136,13 @@ class Shuffled(nn.Module):
         return self.head(pooled(F.relu(x + self.last(self.depth(y)))))
 
 
+def shuffled_by_module() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 1), nn.Hardswish(), nn.ChannelShuffle(3), nn.Conv2d(12, 8, 3, groups=2), nn.LogSigmoid(),
+        nn.Conv2d(8, 4, 1), nn.Flatten(),
+    )  # fmt: skip
+
+
 # Sharing
 
 
@@ -446,14 +453,13 @@ class Loose(nn.Module):
 _POINTS = images(4, 5)
 _TOKENS = images(2, 4, 5)
 _SMALL = images(3, 3, 6, 6)
-_LAB = images(3, 3, 32, 32)
 
 NETWORKS = [
-    Network("vgg19", lambda: models.vgg19(width=3), _LAB, free=("features.0.weight",)),
+    Network("vgg19", lambda: models.vgg19(width=3), images(3, 3, 32, 32), free=("features.0.weight",)),
     Network("resnet18", lambda: models.resnet18(width=4), images(2, 3, 16, 16), free=("conv1.weight",)),
     Network("resnet20-a", lambda: models.resnet20(width=4), images(2, 3, 16, 16), free=("conv1.weight",)),
     Network("resnet20-b", lambda: models.resnet20(width=4, shortcut="B"), images(2, 3, 16, 16), free=("conv1.weight",)),
-    Network("resnet50", lambda: models.resnet50(num_classes=5, width=3), images(2, 3, 32, 32), free=("conv1.weight",)),
+    Network("resnet50", lambda: models.resnet50(num_classes=5, width=3), images(2, 3, 64, 64), free=("conv1.weight",)),
     Network("unet", lambda: models.unet(width=3, depth=2), images(2, 1, 8, 8), free=("down.0.0.weight",)),
     Network("mobilenet", lambda: models.mobilenet(width=4), images(2, 3, 16, 16), free=("stem.0.weight",)),
     Network(
@@ -474,7 +480,8 @@ NETWORKS = [
     Network("transposed-many-groups", lambda: transposed_groups(4), _SMALL, free=("0.weight",)),
     Network("concatenated-few-groups", lambda: concatenated_then_grouped(2), _SMALL, free=("a.weight",)),
     Network("concatenated-many-groups", lambda: concatenated_then_grouped(4), _SMALL, free=("a.weight",)),
-    Network("shuffle", Shuffled, _SMALL),
+    Network("shuffle", Shuffled, _SMALL, free=("stem.weight", "first.weight")),
+    Network("channel-shuffle", shuffled_by_module, _SMALL, free=("0.weight", "3.weight")),
     Network("shared-block", Shared, _SMALL, free=("stem.weight", "inner.0.weight")),
     Network("tied", TiedEncoder, images(4, 8), free=("encode.weight",)),
     Network("instance-norm", instance_norm, _SMALL, free=("0.weight", "3.weight")),
@@ -497,7 +504,7 @@ NETWORKS = [
             free=("2.weight",)),
     Network("literal-view", literal_view, _SMALL, kept={"two.weight": r"does not run without some of them: shape .\[-1, 6, 4\]"},
             free=("one.weight",)),  # fmt: skip
-    Network("literal-slice", literal_slice, _SMALL, kept={"one.weight": "other numbers"}, free=("two.weight",)),
+    Network("literal-slice", literal_slice, _SMALL, kept={"one.weight": "4 of 8 channels: .*expected input"}, free=("two.weight", "one.weight (2)")),
     Network("literal-pad", literal_pad, _SMALL, kept={"two.weight": r"2 of 8 channels: channels padded \(1\) in"}, free=("one.weight",)),
     Network("literal-chunks", literal_chunks, _SMALL, kept={"one.weight": "does not run", "two.weight": "does not run"}),
     Network("literal-unflatten", literal_unflatten, _POINTS, kept={"0.weight": r"a reshape to \(1, 3, 2, 2\) in 2"}, free=("3.weight",)),
@@ -514,3 +521,15 @@ NETWORKS = [
     Network("loose-parameters", Loose, _SMALL, kept={"place": "fixed size"}, free=("scale",)),
 ]
 BY_NAME = {network.name: network for network in NETWORKS}
+
+
+def from_case(case: Any) -> Network:
+    """A network of tests/cases.py."""
+
+    def inputs() -> Any:
+        batch = case.batches(1)[0]
+        return batch[:, :-1] if isinstance(batch, Tensor) else batch[0]
+
+    return Network(case.name, case.build, inputs, random=case.name in ("dropout", "checkpointed"))
+
+

@@ -80,8 +80,6 @@ def _check(scores: Mapping[str, Tensor], sparsity: float, unit: str, round_to: i
         raise SettingError(f"scope={scope!r}: for channels use 'global' or 'layer'")
     if not isinstance(least, int) or least < 1:
         raise SettingError(f"keep_per_layer={least!r}: for channels use a whole number, 1 or more")
-    if not scores:
-        raise ScoreError("no channel of this network can go; see prospr.channels.groups(...).kept_whole")
     for name, s in scores.items():
         if not torch.isfinite(s).all():
             bad = int((~torch.isfinite(s)).sum())

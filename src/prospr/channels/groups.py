@@ -1,5 +1,6 @@
 """Groups: the channels of a network that must go together, what they are worth and what they cost."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from prospr.channels.costs import Costs, Unit
 from prospr.channels.size import Size
 from prospr.channels.trace import INPUT, OUTPUT, Choices, Term, Trace, trace
 from prospr.channels.trial import without_masks, works
-from prospr.errors import KeptWholeWarning, MaskError, ScoreError
+from prospr.errors import KeptWholeWarning, MaskError, ModelError, ScoreError
 from prospr.masks.masks import Masks
 from prospr.meta.loss import Call, call_of, one_sample, unwrap
 
@@ -155,10 +156,16 @@ class Groups:
         keep_per_layer: so many channels stay in every dimension.
         among: masks of an earlier round; what they removed stays removed.
         """
+        self.require()
         if list(scores) != list(self.sets):
             raise ScoreError(
                 f"scores are for {', '.join(scores) or 'nothing'}, and the sets here are {', '.join(self.sets)}"
             )
+        for name, ids in self.sets.items():
+            if scores[name].shape != (len(ids),):
+                raise ScoreError(
+                    f"{name}: scores of shape {tuple(scores[name].shape)} for {len(ids)} channels; one each is needed"
+                )
         gone = list(self.removed(among)) if among is not None else []
         removed = choose(
             self.costs(), self.sets, scores, sparsity, budget, round_to, per_flop, scope, keep_per_layer, gone
@@ -223,11 +230,18 @@ class Groups:
                     stays = torch.tensor([g < 0 or not gone[g] for g in ids])
                     left[name] &= stays.reshape([-1 if e == dim else 1 for e in range(left[name].dim())])
 
+    def require(self) -> None:
+        """An error where there is nothing to choose from."""
+        if not self.count:
+            raise ModelError(f"no channel of this network can go: {self._reasons() or 'it has one layer'}")
+
     def warn(self) -> None:
         if self.kept_whole:
-            shown = [f"{name} ({why})" for name, why in list(self.kept_whole.items())[:6]]
-            more = f" and {len(self.kept_whole) - 6} more" if len(self.kept_whole) > 6 else ""
-            warnings.warn(f"kept whole: {', '.join(shown)}{more}", KeptWholeWarning, stacklevel=4)
+            warnings.warn(f"kept whole: {self._reasons()}", KeptWholeWarning, stacklevel=4)
+
+    def _reasons(self) -> str:
+        shown = [f"{name} ({why})" for name, why in list(self.kept_whole.items())[:6]]
+        return ", ".join(shown) + (f" and {len(self.kept_whole) - 6} more" if len(self.kept_whole) > 6 else "")
 
     def __str__(self) -> str:
         rows = [("channels", "go together")]
@@ -263,20 +277,30 @@ def _numbered(term: Term, to_group: Callable[[Any], list[int]]) -> Term:
 
 
 def _terms(model: nn.Module, found: Groups, flops: list[Term]) -> dict[Unit, list[Term]]:
-    parameters, channels = [], []
-    layers = [m for m in model.modules() if isinstance(m, _LAYERS)]
-    matrices = {id(p) for m in layers for key, p in m._parameters.items() if p is not None and "bias" not in key}
-    ids = {name: id(p) for name, p in model.named_parameters()}
+    parameters, channels = {}, []
     for name, shape in found.parameters.items():
         lines = {d: tuple(found.axes[name, d]) for d in range(len(shape)) if (name, d) in found.axes}
-        factor = 1
-        for d, n in enumerate(shape):
-            factor *= 1 if d in lines else n
-        parameters.append(Term(factor, tuple(lines.values())))
-        if ids[name] in matrices and len(shape) > 1:
-            written = [line for d, line in lines.items() if (name, d) not in found.read]
-            channels += [Term(1, (line,)) for line in written[:1]]
-    return {"parameters": parameters, "channels": channels, "flops": flops}
+        factor = math.prod(n for d, n in enumerate(shape) if d not in lines)
+        parameters[name] = Term(factor, tuple(lines.values()))
+    names = {id(p): name for name, p in model.named_parameters()}
+    for layer in model.modules():
+        if isinstance(layer, _LAYERS):
+            for key, p in layer._parameters.items():
+                if p is not None and p.dim() > 1 and not key.startswith("bias") and id(p) in names:
+                    channels.append(_outputs(layer, names.pop(id(p)), p, found))  # a weight that is shared once
+    return {"parameters": list(parameters.values()), "channels": channels, "flops": flops}
+
+
+def _outputs(layer: nn.Module, name: str, weight: Tensor, found: Groups) -> Term:
+    """How many channels a layer makes."""
+    rows, columns = (found.axes.get((name, d)) for d in (0, 1))
+    if not getattr(layer, "transposed", False):
+        return Term(1, (tuple(rows),)) if rows is not None else Term(1, ())
+    assert isinstance(layer, nn.modules.conv._ConvNd)
+    inputs, outputs = len(weight) // layer.groups, weight.shape[1]
+    if 1 < layer.groups and layer.groups >= min(inputs, outputs):  # groups go whole
+        return Term(outputs, (tuple(rows[::inputs]),)) if rows is not None else Term(outputs, ())
+    return Term(layer.groups, (tuple(columns),)) if columns is not None else Term(layer.groups, ())
 
 
 def _kept_whole(model: nn.Module, found: Groups, seen: Trace, refused: Mapping[int, str]) -> dict[str, str]:

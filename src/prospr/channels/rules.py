@@ -59,7 +59,7 @@ def new(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> N
 @rule(
     "clone", "contiguous", "detach", "alias", "lift_fresh", "_to_copy", "positive", "native_dropout",
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "bernoulli", "fill", "zero",
-    "normal", "uniform", "_conj", "view_as_real", "masked_fill",
+    "normal", "uniform", "_conj", "hardswish", "log_sigmoid_forward", "rrelu_with_noise",
 )  # fmt: skip
 def like(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
     first = out[0] if isinstance(out, tuple) else out
@@ -473,6 +473,20 @@ def pixel_unshuffle(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], ou
         w.fix(labels, w.here(func))
     spread = [label for label in channels for _ in range(r * r)] if channels is not None else None
     w.know(out, [*batch, spread, None, None])
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Tensor) -> None:
+    """Deals out the channels of each group in turn, so the same places of every group go."""
+    x, groups = args
+    dims = list(w.dims(x))
+    labels = dims[1]
+    if labels is not None:
+        size = len(labels) // groups
+        for place in range(size):
+            w.forest.join_all(labels[place::size])
+        dims[1] = [label for place in range(size) for label in labels[place::size]]
+    w.know(out, dims)
 
 
 @rule("glu")
