@@ -40,7 +40,8 @@ def groups(model: nn.Module, example: Any, *, verify: bool = True) -> "Groups":
     channels   go together
     0.weight   4 of 0.weight[0], 0.bias[0], 2.weight[1]
     """
-    found = find_groups(model, call_of(example), verify)
+    with torch.inference_mode(False):
+        found = find_groups(model, call_of(example), verify)
     found.warn()
     return found
 

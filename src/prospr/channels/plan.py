@@ -86,12 +86,13 @@ class Plan:
 
     def shrink(self, model: nn.Module) -> nn.Module:
         """A smaller copy of `model`, which is not changed. It must have the shapes the plan was made for."""
-        small = copy.deepcopy(unwrap(model))
-        held = enforce.held(small)
-        if held:
-            enforce.remove(small, held)
-        self._check(small)
-        self._resize(small)
+        with torch.inference_mode(False):
+            small = copy.deepcopy(unwrap(model))
+            held = enforce.held(small)
+            if held:
+                enforce.remove(small, held)
+            self._check(small)
+            self._resize(small)
         return small
 
     def _resize(self, small: nn.Module) -> None:

@@ -6,7 +6,7 @@ rule in `rules.py` only fixes the channels it meets.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prospr.channels.labels import Forest, Labels
 from prospr.meta.batches import tensors
-from prospr.meta.loss import Call, devices_of, evaluation_mode, replay
+from prospr.meta.loss import Call, PureLoss, devices_of, evaluation_mode, replay
 
 __all__ = ["INPUT", "OUTPUT", "Attribute", "Choices", "Dims", "Term", "Trace", "trace"]
 
@@ -61,25 +61,19 @@ class Trace:
 
 def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace:
     """Run `model` in eval mode on `call` and follow its channels. The model and the random state are not changed."""
-    forest = Forest()
-    axes: dict[tuple[str, int], Labels] = {}
-    known: dict[int, tuple[Tensor, Dims]] = {}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        dims: Dims = [forest.new(n) if n > 1 else None for n in tensor.shape]
-        known[id(tensor)] = tensor, dims
-        axes.update({(name, d): labels for d, labels in enumerate(dims) if labels is not None})
-    found = Trace(forest, axes)
-    watch = Watch(found, known, choices or {})
-    for argument in tensors(call):
-        watch.know(argument, [None] * argument.dim())
     fast_path = torch.backends.mha.get_fastpath_enabled()
     args, kwargs = call
     with ExitStack() as stack:
         stack.enter_context(replay(0, devices_of(model.parameters())))
         stack.enter_context(evaluation_mode(model))
         stack.enter_context(torch.no_grad())
+        stack.enter_context(PureLoss(model).swapped({}))  # copies of the buffers: a forward pass may write to them
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole layer, which tells nothing
+        held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        watch = Watch(held, choices or {})
+        for argument in tensors(call):
+            watch.know(argument, [None] * argument.dim())
         for path, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(watch.entering(path, module), prepend=True).remove)
             stack.callback(module.register_forward_hook(watch.leaving, always_call=True).remove)
@@ -87,23 +81,28 @@ def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace
         out = model(*args, **kwargs)
     for tensor in tensors(out):
         for labels in watch.dims(tensor):
-            forest.fix(labels or (), OUTPUT)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            watch.fix(labels, OUTPUT)
+    for name, tensor in held.items():
         if id(tensor) not in watch.used:
             for labels in watch.dims(tensor):
-                forest.fix(labels or (), f"{name} is not used")
-    return found
+                watch.fix(labels, f"{name} is not used")
+    return watch.found
 
 
 class Watch(TorchDispatchMode):
     """Sees every operation; rules ask it for the labels of a tensor and tell it those of another."""
 
-    def __init__(self, found: Trace, known: dict[int, tuple[Tensor, Dims]], choices: Choices) -> None:
+    def __init__(self, held: Mapping[str, Tensor], choices: Choices) -> None:
+        """held: parameters and buffers, by name."""
         super().__init__()
-        self.found = found
-        self.forest = found.forest
+        self.forest = Forest()
+        self.found = Trace(self.forest, {})
         self.choices = choices
-        self._known = known  # holds the tensors too: an id must not be used again
+        self._known: dict[int, tuple[Tensor, Dims]] = {}  # holds the tensors too: an id must not be used again
+        for name, tensor in held.items():
+            dims: Dims = [self.forest.new(n) if n > 1 else None for n in tensor.shape]
+            self._known[id(tensor)] = tensor, dims
+            self.found.axes.update({(name, d): labels for d, labels in enumerate(dims) if labels is not None})
         self._inside: list[tuple[str, nn.Module]] = []
         self._reshapes = 0
         self.used: set[int] = set()  # ids of tensors that some operation took

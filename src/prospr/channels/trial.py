@@ -74,18 +74,24 @@ def works(model: nn.Module, call: Call, found: "Groups", names: Iterable[str]) -
     with torch.no_grad():
         for name, mask in found.masks(set(removed)).items():
             named[name].mul_(mask.to(named[name].device))
-    wanted = _run(masked, call)
+    try:
+        wanted = _run(masked, call)
+    except _FAILURES as error:
+        return f"the network does not run with random weights: {_first_line(error)}"
     try:
         got = _run(plan_for(found, masked, removed).shrink(masked), call)
     except _FAILURES as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        return f"the network does not run without some of them: {first}"
+        return f"the network does not run without some of them: {_first_line(error)}"
     if [t.shape for t in got] != [t.shape for t in wanted]:
         return "without some of them the network's output has another shape"
     exact = all(t.dtype == torch.float64 for t in wanted if t.is_floating_point())
     if not all(_close(a, b, 1e-8 if exact else 1e-3) for a, b in zip(got, wanted, strict=True)):
         return "without some of them the network gives other numbers than with them masked"
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _random_twin(model: nn.Module, call: Call) -> tuple[nn.Module, Call]:
