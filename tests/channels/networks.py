@@ -469,7 +469,11 @@ NETWORKS = [
         kept={
             "patches.weight": "blocks.0.norm1.*mixes all channels",
             "positions.weight": "fixed size",
-            **{f"blocks.{i}.{name}.weight": "mixes all channels" for i in (0, 1) for name in ("attention.proj", "mlp.2")},
+            **{
+                f"blocks.{i}.{name}.weight": "mixes all channels"
+                for i in (0, 1)
+                for name in ("attention.proj", "mlp.2")
+            },
         },
         free=("blocks.0.attention.q.weight", "blocks.1.mlp.0.weight"),
     ),
@@ -494,26 +498,93 @@ NETWORKS = [
     Network("dense", Dense, _SMALL, free=("stem.weight", "layers.0.weight", "layers.2.weight")),
     Network("fused-qkv", FusedAttention, _TOKENS, free=("embed.weight", "qkv.weight")),
     Network("plain-attention", PlainAttention, _TOKENS, free=("q.weight", "v.weight")),
-    Network("multihead", Multihead, _TOKENS, kept={"embed.weight": "embed_dim 8", "mixer.in_proj_weight": "a reshape to .* in mixer",
-                  "mixer.out_proj.weight": "embed_dim 8", "mlp.2.weight": "embed_dim 8"}, free=("mlp.0.weight",)),
-    Network("encoder-layer", encoder_layer, _TOKENS, kept={"embed.weight": "layer.norm1", "layer.self_attn.in_proj_weight": "a reshape to .* in layer.self_attn",
-                  "layer.self_attn.out_proj.weight": "layer.norm1", "layer.linear2.weight": "layer.norm1"}, free=("layer.linear1.weight",)),
-    Network("lstm", lambda: Recurrent(nn.LSTM), _TOKENS, kept={"embed.weight": "input_size. Expected 6", "rnn.weight_ih_l0": "in rnn", "rnn.weight_hh_l0": "in rnn"}, free=("mlp.0.weight",)),
-    Network("gru", lambda: Recurrent(nn.GRU), _TOKENS, kept={"embed.weight": "input_size. Expected 6", "rnn.weight_ih_l0": "in rnn", "rnn.weight_hh_l0": "in rnn"}, free=("mlp.0.weight",)),
-    Network("weight-norm", weight_normed, _SMALL, kept={f"0.parametrizations.weight.original{i}": "divides by the norm" for i in (0, 1)},
-            free=("2.weight",)),
-    Network("literal-view", literal_view, _SMALL, kept={"two.weight": r"does not run without some of them: shape .\[-1, 6, 4\]"},
-            free=("one.weight",)),  # fmt: skip
-    Network("literal-slice", literal_slice, _SMALL, kept={"one.weight": "4 of 8 channels: .*expected input"}, free=("two.weight", "one.weight (2)")),
-    Network("literal-pad", literal_pad, _SMALL, kept={"two.weight": r"2 of 8 channels: channels padded \(1\) in"}, free=("one.weight",)),
-    Network("literal-chunks", literal_chunks, _SMALL, kept={"one.weight": "does not run", "two.weight": "does not run"}),
-    Network("literal-unflatten", literal_unflatten, _POINTS, kept={"0.weight": r"a reshape to \(1, 3, 2, 2\) in 2"}, free=("3.weight",)),
+    Network(
+        "multihead",
+        Multihead,
+        _TOKENS,
+        kept={
+            "embed.weight": "embed_dim 8",
+            "mixer.in_proj_weight": "a reshape to .* in mixer",
+            "mixer.out_proj.weight": "embed_dim 8",
+            "mlp.2.weight": "embed_dim 8",
+        },
+        free=("mlp.0.weight",),
+    ),
+    Network(
+        "encoder-layer",
+        encoder_layer,
+        _TOKENS,
+        kept={
+            "embed.weight": "layer.norm1",
+            "layer.self_attn.in_proj_weight": "a reshape to .* in layer.self_attn",
+            "layer.self_attn.out_proj.weight": "layer.norm1",
+            "layer.linear2.weight": "layer.norm1",
+        },
+        free=("layer.linear1.weight",),
+    ),
+    Network(
+        "lstm",
+        lambda: Recurrent(nn.LSTM),
+        _TOKENS,
+        kept={"embed.weight": "input_size. Expected 6", "rnn.weight_ih_l0": "in rnn", "rnn.weight_hh_l0": "in rnn"},
+        free=("mlp.0.weight",),
+    ),
+    Network(
+        "gru",
+        lambda: Recurrent(nn.GRU),
+        _TOKENS,
+        kept={"embed.weight": "input_size. Expected 6", "rnn.weight_ih_l0": "in rnn", "rnn.weight_hh_l0": "in rnn"},
+        free=("mlp.0.weight",),
+    ),
+    Network(
+        "weight-norm",
+        weight_normed,
+        _SMALL,
+        kept={f"0.parametrizations.weight.original{i}": "divides by the norm" for i in (0, 1)},
+        free=("2.weight",),
+    ),
+    Network(
+        "literal-view",
+        literal_view,
+        _SMALL,
+        kept={"two.weight": r"does not run without some of them: shape .\[-1, 6, 4\]"},
+        free=("one.weight",),
+    ),
+    Network(
+        "literal-slice",
+        literal_slice,
+        _SMALL,
+        kept={"one.weight": "4 of 8 channels: .*expected input"},
+        free=("two.weight", "one.weight (2)"),
+    ),
+    Network(
+        "literal-pad",
+        literal_pad,
+        _SMALL,
+        kept={"two.weight": r"2 of 8 channels: channels padded \(1\) in"},
+        free=("one.weight",),
+    ),
+    Network(
+        "literal-chunks", literal_chunks, _SMALL, kept={"one.weight": "does not run", "two.weight": "does not run"}
+    ),
+    Network(
+        "literal-unflatten",
+        literal_unflatten,
+        _POINTS,
+        kept={"0.weight": r"a reshape to \(1, 3, 2, 2\) in 2"},
+        free=("3.weight",),
+    ),
     Network("open-unflatten", open_unflatten, _POINTS, free=("0.weight", "3.weight")),
     Network("constant-pad", Padded, _SMALL, free=("one.weight",)),
-    Network("two-inputs", two_inputs, lambda: (torch.randn(3, 3, 6, 6), torch.randn(3, 5)),
-            free=("image.weight", "vector.weight")),  # fmt: skip
-    Network("dict-output", keywords, lambda: {"x": torch.randn(3, 5), "scale": torch.rand(3, 1)},
-            free=("body.weight",)),  # fmt: skip
+    Network(
+        "two-inputs",
+        two_inputs,
+        lambda: (torch.randn(3, 3, 6, 6), torch.randn(3, 5)),
+        free=("image.weight", "vector.weight"),
+    ),
+    Network(
+        "dict-output", keywords, lambda: {"x": torch.randn(3, 5), "scale": torch.rand(3, 1)}, free=("body.weight",)
+    ),  # fmt: skip
     Network("dropout", dropouts, _SMALL, free=("0.weight", "4.weight"), random=True),
     Network("upward", upward, _SMALL, free=("0.weight", "2.weight")),
     Network("one-and-three-dimensions", one_and_three, images(3, 2, 4, 4, 4), free=("cube.weight",)),
@@ -531,5 +602,3 @@ def from_case(case: Any) -> Network:
         return batch[:, :-1] if isinstance(batch, Tensor) else batch[0]
 
     return Network(case.name, case.build, inputs, random=case.name in ("dropout", "checkpointed"))
-
-

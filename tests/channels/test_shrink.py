@@ -16,7 +16,9 @@ from prospr.errors import MaskError, SettingError
 
 ALL = [*NETWORKS, *map(from_case, CASES)]
 NOTHING_GOES = [BY_NAME["one-group-norm"], BY_NAME["literal-chunks"]] + [
-    n for n in ALL if n not in NETWORKS and n.name in ("group-and-layer-norm", "attention", "lstm", "gru", "weight-norm")
+    n
+    for n in ALL
+    if n not in NETWORKS and n.name in ("group-and-layer-norm", "attention", "lstm", "gru", "weight-norm")
 ]  # of which all channels are mixed, or fixed by sizes that are written
 SHRUNK = [n for n in ALL if n not in NOTHING_GOES]
 

@@ -92,7 +92,9 @@ def assert_same(masked: dict[str, Tensor], small: dict[str, Tensor], plan: Plan,
         names = [name for name, t in small.items() if kind in name and t.is_floating_point()]
         if names:
             a, b = (torch.cat([part[name].flatten() for name in names]) for part in (kept, small))
-            assert (a - b).norm() <= tolerance * b.norm().clamp_min(1e-3), f"{kind}: {(a - b).norm():.1e} of {b.norm():.1e}"
+            assert (a - b).norm() <= tolerance * b.norm().clamp_min(1e-3), (
+                f"{kind}: {(a - b).norm():.1e} of {b.norm():.1e}"
+            )
     largest = max(t.abs().max().item() for name, t in small.items() if t.is_floating_point() and "put" not in name)
     for name, t in masked.items():
         assert kept[name].shape == small[name].shape, name

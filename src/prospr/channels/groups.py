@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from prospr.channels.budget import Scope, choose
 from prospr.channels.costs import Costs, Unit
 from prospr.channels.size import Size
-from prospr.channels.trace import INPUT, OUTPUT, Choices, Term, Trace, trace
+from prospr.channels.trace import OUTPUT, Choices, Term, Trace, trace
 from prospr.channels.trial import without_masks, works
 from prospr.errors import KeptWholeWarning, MaskError, ModelError, ScoreError
 from prospr.masks.masks import Masks
@@ -42,7 +42,7 @@ def groups(model: nn.Module, example: Any, *, verify: bool = True) -> "Groups":
     """
     with torch.inference_mode(False):
         found = find_groups(model, call_of(example), verify)
-    found.warn()
+    found.warn(stacklevel=3)
     return found
 
 
@@ -236,9 +236,9 @@ class Groups:
         if not self.count:
             raise ModelError(f"no channel of this network can go: {self._reasons() or 'it has one layer'}")
 
-    def warn(self) -> None:
+    def warn(self, stacklevel: int = 4) -> None:
         if self.kept_whole:
-            warnings.warn(f"kept whole: {self._reasons()}", KeptWholeWarning, stacklevel=4)
+            warnings.warn(f"kept whole: {self._reasons()}", KeptWholeWarning, stacklevel=stacklevel)
 
     def _reasons(self) -> str:
         shown = [f"{name} ({why})" for name, why in list(self.kept_whole.items())[:6]]
@@ -299,19 +299,19 @@ def _outputs(layer: nn.Module, name: str, weight: Tensor, found: Groups) -> Term
         return Term(1, (tuple(rows),)) if rows is not None else Term(1, ())
     assert isinstance(layer, nn.modules.conv._ConvNd)
     inputs, outputs = len(weight) // layer.groups, weight.shape[1]
-    if 1 < layer.groups and layer.groups >= min(inputs, outputs):  # groups go whole
+    if layer.groups > 1 and layer.groups >= min(inputs, outputs):  # groups go whole
         return Term(outputs, (tuple(rows[::inputs]),)) if rows is not None else Term(outputs, ())
     return Term(layer.groups, (tuple(columns),)) if columns is not None else Term(layer.groups, ())
 
 
 def _kept_whole(model: nn.Module, found: Groups, seen: Trace, refused: Mapping[int, str]) -> dict[str, str]:
-    """Layers of which some output channel cannot go, and the reason; what comes in and goes out of the network must."""
+    """Layers of which some output channel cannot go, and the reason; those of the network's own output must not."""
     kept = {}
     for (name, dim), labels in seen.axes.items():
         if len(found.parameters.get(name, ())) < 2 or (name, dim) in found.read or name in kept or dim > 1:
             continue
         reasons = [seen.forest.why_fixed(root) or refused.get(root) for root in seen.forest.roots(labels)]
-        told = [why for why in reasons if why not in (None, INPUT, OUTPUT)]
+        told = [why for why in reasons if why not in (None, OUTPUT)]
         if told:
             kept[name] = told[0] if None not in reasons else f"{len(told)} of {len(reasons)} channels: {told[0]}"
     return kept

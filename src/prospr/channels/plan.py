@@ -165,6 +165,7 @@ class Plan:
         return fresh
 
     def _check(self, model: nn.Module) -> None:
+        modules = dict(model.named_modules())
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name, shape in self.shapes.items():
             if name not in named:
@@ -178,19 +179,16 @@ class Plan:
             if name not in self.shapes and tensor.numel() > 1:
                 raise PlanError(f"{name}: the plan does not know this tensor; it is for another network")
         for path, values in self.attributes.items():
-            try:
-                module = model.get_submodule(path)
-            except AttributeError:
+            if path not in modules:
                 raise PlanError(f"{path}: {type(model).__name__} has no such module; this plan is for another network")
             for key, value in values.items():
-                now = getattr(module, key, None)
-                if not _whole(list(now) if isinstance(now, tuple) else [now]) or (
-                    len(value) != len(now) if isinstance(now, tuple) and isinstance(value, list)
-                    else isinstance(now, tuple) or isinstance(value, list)
-                ):
+                now = getattr(modules[path], key, None)
+                numbers = list(now) if isinstance(now, tuple) else now
+                same_kind = type(numbers) is type(value) and (not isinstance(value, list) or len(value) == len(numbers))
+                if not same_kind:
                     raise PlanError(
-                        f"{path}.{key}: the plan sets it to {value!r}, and it is {now!r} here; this plan is for another "
-                        "network"
+                        f"{path}.{key}: the plan sets it to {value!r}, and it is {now!r} here; this plan is for "
+                        "another network"
                     )
 
     # Keeping it

@@ -24,7 +24,7 @@ __all__ = ["INPUT", "OUTPUT", "Attribute", "Choices", "Dims", "Term", "Trace", "
 Dims = list[Labels | None]  # one entry a dimension; None: its size is fixed
 Choices = dict[int, int]  # which dimension of a reshape keeps channels of their own, by the reshape's number
 
-INPUT = "the network's input"
+INPUT = "tied to the network's input, or to a tensor of fixed size"
 OUTPUT = "the network's output"
 
 
@@ -81,7 +81,7 @@ def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace
         out = model(*args, **kwargs)
     for tensor in tensors(out):
         for labels in watch.dims(tensor):
-            watch.fix(labels, OUTPUT)
+            watch.forest.fix(labels or (), OUTPUT, instead_of=INPUT)
     for name, tensor in held.items():
         if id(tensor) not in watch.used:
             for labels in watch.dims(tensor):
