@@ -584,7 +584,7 @@ NETWORKS = [
     ),
     Network(
         "dict-output", keywords, lambda: {"x": torch.randn(3, 5), "scale": torch.rand(3, 1)}, free=("body.weight",)
-    ),  # fmt: skip
+    ),
     Network("dropout", dropouts, _SMALL, free=("0.weight", "4.weight"), random=True),
     Network("upward", upward, _SMALL, free=("0.weight", "2.weight")),
     Network("one-and-three-dimensions", one_and_three, images(3, 2, 4, 4, 4), free=("cube.weight",)),

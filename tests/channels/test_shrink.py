@@ -279,3 +279,76 @@ def test_a_network_of_which_nothing_can_go_comes_back_whole(network):
     masks = prospr.Masks({n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters()})
     small = prospr.shrink(model, masks, example)
     assert [p.shape for p in small.parameters()] == [p.shape for p in model.parameters()]
+
+
+# Models that are not the same in train and in eval mode
+
+
+class Auxiliary(nn.Module):
+    """A second head that is used in training alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm = nn.Linear(5, 8), nn.BatchNorm1d(8)
+        self.head, self.extra = nn.Linear(8, 3), nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    def forward(self, x):
+        h = torch.relu(self.norm(self.body(x)))
+        return (self.head(h), self.extra(h)) if self.training else self.head(h)
+
+
+def test_a_head_for_training_alone():
+    model = Auxiliary().double()
+    found = find(model, X)
+    assert {name: len(ids) for name, ids in found.sets.items()} == {"body.weight": 8, "extra.0.weight": 6}
+    assert found.axes["extra.0.weight", 1] == found.sets["body.weight"]
+    assert found.size().flops == 2 * (5 * 8 + 8 * 3)
+    masks = found.masks({0, 3, 5, 9, 10})
+    small = prospr.shrink(model, masks, X)
+    masks.apply(model)
+    call = (X,), {}
+    assert_same(run(model, call), run(small, call), prospr.channels.plan(model, masks, X), 1e-10)
+    assert torch.allclose(model.eval()(X), small.eval()(X), rtol=1e-12)
+
+
+def test_a_head_for_training_with_a_size_that_is_written():
+    class Written(Auxiliary):
+        def forward(self, x):
+            h = torch.relu(self.norm(self.body(x)))
+            return (self.head(h), self.extra(h.reshape(-1, 8))) if self.training else self.head(h)
+
+    found = find(Written().double(), X)
+    assert list(found.sets) == ["extra.0.weight"]
+    assert "does not run" in found.kept_whole["body.weight"]
+
+
+def test_a_model_that_wants_targets_in_train_mode():
+    class Wanting(Auxiliary):
+        def forward(self, x, targets=None):
+            if self.training:
+                return targets["boxes"] + super().forward(x)[0]
+            return self.head(torch.relu(self.norm(self.body(x))))
+
+    model = Wanting().double()
+    found = find(model, X)
+    assert list(found.sets) == ["body.weight"]
+    assert model.training
+    assert all(m.training for m in model.modules())
+
+
+def test_a_model_that_cannot_take_one_sample():
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            if len(x) < 2:
+                raise ValueError("pairs only")
+            return self.head(torch.relu(self.body(x)))
+
+    model = Pairs().double()
+    found = find(model, X)
+    assert list(found.sets) == ["body.weight"]
+    with pytest.raises(ValueError, match="pairs only"):
+        find(model, X[:1])

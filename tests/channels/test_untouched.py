@@ -56,7 +56,7 @@ def test_after_a_forward_that_fails(when):
             Failing.calls += 1
             x = self.norm(self.first(x))
             torch.rand(3)
-            if Failing.calls == when:
+            if Failing.calls in ((1, 2) if when == 1 else (when,)):  # it is tried on one sample, then on all
                 raise ZeroDivisionError("in the middle")
             return self.head(x)
 

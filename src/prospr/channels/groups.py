@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from prospr.channels.budget import Scope, choose
 from prospr.channels.costs import Costs, Unit
 from prospr.channels.size import Size
-from prospr.channels.trace import OUTPUT, Choices, Term, Trace, trace
+from prospr.channels.trace import FAILURES, OUTPUT, Choices, Term, Trace, trace
 from prospr.channels.trial import without_masks, works
 from prospr.errors import KeptWholeWarning, MaskError, ModelError, ScoreError
 from prospr.masks.masks import Masks
@@ -94,6 +94,7 @@ class Groups:
                 self.sets[name] = list(range(len(number), len(number) + len(roots)))
                 number.update(zip(roots, self.sets[name], strict=True))
         self.count = len(number)
+        self.in_training = found.in_training
         to_group = lambda labels: [number.get(root, -1) for root in found.forest.roots(labels)]  # noqa: E731
         self.axes = {axis: to_group(labels) for axis, labels in found.axes.items()}
         self.coupled = {name for (name, _), ids in self.axes.items() if max(ids, default=-1) >= 0}
@@ -320,8 +321,12 @@ def _kept_whole(model: nn.Module, found: Groups, seen: Trace, refused: Mapping[i
 def find_groups(model: nn.Module, call: Call, verify: bool = True, only: Sequence[str] | None = None) -> Groups:
     """`groups` without the warning."""
     model = without_masks(unwrap(model))
-    call = one_sample(call)
-    first = trace(model, call)
+    try:
+        first = trace(model, one_sample(call))
+    except FAILURES:  # some models cannot take one sample of a batch
+        first = trace(model, call)
+    else:
+        call = one_sample(call)
     frozen: dict[str, str] = {}
     found = Groups(model, first, frozen, only)
     if not verify:

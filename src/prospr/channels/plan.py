@@ -183,9 +183,8 @@ class Plan:
                 raise PlanError(f"{path}: {type(model).__name__} has no such module; this plan is for another network")
             for key, value in values.items():
                 now = getattr(modules[path], key, None)
-                numbers = list(now) if isinstance(now, tuple) else now
-                same_kind = type(numbers) is type(value) and (not isinstance(value, list) or len(value) == len(numbers))
-                if not same_kind:
+                like = len(value) if isinstance(value, list) else None
+                if (len(now) if isinstance(now, tuple) else None) != like or not _whole(now if like else [now]):
                     raise PlanError(
                         f"{path}.{key}: the plan sets it to {value!r}, and it is {now!r} here; this plan is for "
                         "another network"

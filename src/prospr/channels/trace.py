@@ -7,7 +7,7 @@ rule in `rules.py` only fixes the channels it meets.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,9 @@ from prospr.channels.labels import Forest, Labels
 from prospr.meta.batches import tensors
 from prospr.meta.loss import Call, PureLoss, devices_of, evaluation_mode, replay
 
-__all__ = ["INPUT", "OUTPUT", "Attribute", "Choices", "Dims", "Term", "Trace", "trace"]
+__all__ = ["FAILURES", "INPUT", "OUTPUT", "Attribute", "Choices", "Dims", "Term", "Trace", "pretend_training", "trace"]
+
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
 
 Dims = list[Labels | None]  # one entry a dimension; None: its size is fixed
 Choices = dict[int, int]  # which dimension of a reshape keeps channels of their own, by the reshape's number
@@ -56,7 +58,14 @@ class Trace:
     flops: list[Term] = field(default_factory=list)
     written: set[int] = field(default_factory=set)  # labels that are channels of some result, not only read by it
     summed: list[tuple[Labels, Labels]] = field(default_factory=list)  # the two dimensions of every contraction
+    in_training: bool = False  # whether train mode uses more of the model than eval mode
     splits: dict[int, tuple[int, ...]] = field(default_factory=dict)  # sizes of the reshapes that must be chosen for
+
+
+def pretend_training(model: nn.Module) -> None:
+    """Train mode for the model's own code, which may have branches for it; its layers stay in eval mode."""
+    for module in model.modules():
+        module.training = not type(module).__module__.startswith("torch.nn")
 
 
 def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace:
@@ -78,8 +87,11 @@ def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace
             stack.callback(module.register_forward_pre_hook(watch.entering(path, module), prepend=True).remove)
             stack.callback(module.register_forward_hook(watch.leaving, always_call=True).remove)
         stack.enter_context(watch)
-        out = model(*args, **kwargs)
-    for tensor in tensors(out):
+        outputs = [model(*args, **kwargs)]
+        if any(id(p) not in watch.used for p in model.parameters()):
+            with suppress(*FAILURES):  # such as a model that wants targets, too
+                outputs.append(watch.in_training(model, call))
+    for tensor in tensors(outputs):
         for labels in watch.dims(tensor):
             watch.forest.fix(labels or (), OUTPUT, instead_of=INPUT)
     for name, tensor in held.items():
@@ -115,6 +127,17 @@ class Watch(TorchDispatchMode):
         self.used.update(id(tensor) for tensor in tensors((args, kwargs)))
         rule_for(func)(self, func, args, kwargs, out)
         return out
+
+    def in_training(self, model: nn.Module, call: Call) -> Any:
+        """Run the model as in training: what is not used in eval mode may be used there, as auxiliary heads are."""
+        args, kwargs = call
+        used, flops = len(self.used), list(self.found.flops)
+        pretend_training(model)
+        try:
+            return model(*args, **kwargs)
+        finally:
+            self.found.in_training = len(self.used) > used
+            self.found.flops = flops
 
     # Where we are
 

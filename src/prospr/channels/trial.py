@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from prospr.channels.plan import Plan
 from prospr.channels.size import Size
+from prospr.channels.trace import FAILURES, pretend_training
 from prospr.masks import enforce
 from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import Call, devices_of, replay
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from prospr.channels.groups import Groups
 
 __all__ = ["plan_for", "without_masks", "works"]
-
-_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
 
 
 def plan_for(found: "Groups", model: nn.Module, removed: Iterable[int]) -> Plan:
@@ -74,13 +73,23 @@ def works(model: nn.Module, call: Call, found: "Groups", names: Iterable[str]) -
     with torch.no_grad():
         for name, mask in found.masks(set(removed)).items():
             named[name].mul_(mask.to(named[name].device))
+    small = plan_for(found, masked, removed).shrink(masked)
+    why = _differ(masked, small, call)
+    if why is None and found.in_training:
+        for twin in (masked, small):
+            pretend_training(twin)
+        why = _differ(masked, small, call)
+    return why
+
+
+def _differ(masked: nn.Module, small: nn.Module, call: Call) -> str | None:
     try:
         wanted = _run(masked, call)
-    except _FAILURES as error:
+    except FAILURES as error:
         return f"the network does not run with random weights: {_first_line(error)}"
     try:
-        got = _run(plan_for(found, masked, removed).shrink(masked), call)
-    except _FAILURES as error:
+        got = _run(small, call)
+    except FAILURES as error:
         return f"the network does not run without some of them: {_first_line(error)}"
     if [t.shape for t in got] != [t.shape for t in wanted]:
         return "without some of them the network's output has another shape"
@@ -109,7 +118,7 @@ def _random_twin(model: nn.Module, call: Call) -> tuple[nn.Module, Call]:
     in_double = map_tensors(call, lambda t: t.double() if t.is_floating_point() else t)
     try:
         _run(double, in_double)
-    except _FAILURES:
+    except FAILURES:
         return twin, call
     return double, in_double
 
