@@ -37,6 +37,10 @@ def select_if_reached(found, scores, sparsity: float, **how: Any) -> prospr.Mask
     return None
 
 
+def allowed_of(sparsity: float, total: int) -> float:
+    return (1 - sparsity) * total + 1e-6
+
+
 def counted(model: nn.Module, call: Any) -> dict[str, int]:
     """The size of a network, by looking at it."""
     weights = {}
@@ -74,7 +78,7 @@ def test_sizes_are_those_of_the_network_that_results(network):
         small = counted(plan.shrink(model), call)
         assert vars(plan.after) == vars(found.size(masks)) == small
         assert vars(plan.before) == counted(model, call)
-        assert small[unit] <= (1 - sparsity) * vars(plan.before)[unit]
+        assert small[unit] <= allowed_of(sparsity, vars(plan.before)[unit])
 
 
 def last_removed(found, scores, masks) -> int:
@@ -95,7 +99,7 @@ def test_within_one_channel(name, unit):
         masks = found.select(scores, sparsity, budget=unit)
         costs = found.costs()
         costs.remove(list(found.removed(masks)))
-        allowed = (1 - sparsity) * costs.total[unit]
+        allowed = allowed_of(sparsity, costs.total[unit])
         assert costs.now[unit] <= allowed
         costs.remove([last_removed(found, scores, masks)], sign=-1)
         assert costs.now[unit] > allowed
@@ -163,7 +167,8 @@ def test_any_network_and_any_setting(model, sparsity, unit, scope, least, round_
         assert left >= min(least, len(ids)), (name, d)
     masks.apply(model)
     small = prospr.shrink(model, masks, example)
-    assert counted(small, ((example,), {}))[unit] <= (1 - sparsity) * counted(model, ((example,), {}))[unit]
+    call = (example,), {}
+    assert counted(small, call)[unit] <= allowed_of(sparsity, counted(model, call)[unit])
     assert torch.allclose(model.eval()(example), small.eval()(example), atol=1e-5)
     assert small[0].in_channels == 2
     assert small[-1].out_features == 2
@@ -240,6 +245,16 @@ def test_more_than_there_is_names_how_far_it_gets():
                                                  nn.Conv2d(1, 1, 3), nn.Linear(1, 5)).parameters())  # fmt: skip
     assert f"it ends at {1 - least / whole:.4f}; lower it" in str(e.value)
     assert kept(model, example, math.floor((1 - least / whole) * 1e4) / 1e4) == [1, 1, 1]
+
+
+def test_a_share_that_is_a_whole_number_is_reached_in_spite_of_rounding():
+    """1 - 0.8 is a little less than 0.2, and two of ten channels are all that can stay."""
+    model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1))
+    assert (1 - 0.8) * 10 < 2
+    masks = prospr.prune(
+        model, None, 0.8, method="magnitude", granularity="channel", budget="channels", example=torch.zeros(1, 4)
+    )
+    assert prospr.shrink(model, masks, torch.zeros(1, 4))[0].out_features == 1
 
 
 def test_of_equal_scores_the_later_channel_goes():

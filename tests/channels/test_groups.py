@@ -88,7 +88,10 @@ def test_a_depthwise_layer_on_the_input_stays_and_is_named():
 def test_unused_and_frozen_layers_are_named():
     network = from_case(CASES["frozen-unused-mixed-modes"])
     found = find(network.model(), network.example())
-    assert found.kept_whole["frozen.weight"] == "frozen.weight is frozen"
+    assert found.kept_whole == {
+        "frozen.weight": "frozen.weight is frozen",
+        "unused.weight": "unused.weight is not used",
+    }
     assert list(found.sets) == ["conv.weight"]
     assert set(found.axes["unused.weight", 0]) == {-1}
 

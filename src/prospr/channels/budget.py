@@ -1,5 +1,6 @@
 """Which channels go: the lowest first, until the network that is left meets the budget."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -34,7 +35,7 @@ def choose(
         values = {g: s / max(1, costs.saved(g, "flops")) for g, s in values.items()}
     removed = set(gone)
     costs.remove(list(removed))
-    allowed = (1 - sparsity) * costs.total[unit]
+    allowed = math.floor((1 - sparsity) * costs.total[unit] + 1e-6)  # 1 - 0.8 is a little less than 0.2
     for unit_of_channels in _in_order(sets, values, removed, round_to, scope):
         if costs.now[unit] <= allowed:
             break

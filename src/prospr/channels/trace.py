@@ -98,6 +98,7 @@ def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace
         if id(tensor) not in watch.used:
             for labels in watch.dims(tensor):
                 watch.fix(labels, f"{name} is not used")
+                watch.write(labels)  # so that it is told of
     return watch.found
 
 
