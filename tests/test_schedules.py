@@ -1,6 +1,7 @@
 """Rounds of pruning: nested or not, exact, deterministic, and one of them is one shot."""
 
 import itertools
+import re
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -9,8 +10,9 @@ from cases import BY_NAME, CASES
 
 import prospr
 from prospr import Iterative, Magnitude, ProsPr, Random, Score, Snip
-from prospr.errors import CollapseError, SettingError
+from prospr.errors import CollapseError, ModelError, SettingError
 from prospr.meta.batches import Stream
+from prospr.meta.loss import called_with
 
 PRUNABLE = [case for case in CASES if case.name != "weight-norm"]  # its weights are computed: nothing to prune
 
@@ -151,6 +153,14 @@ def quick(name):
     return replace(method, score=replace(rule, rounds=min(rule.rounds, 3)))
 
 
+def size_without_channels(model, masks, case):
+    """Parameters that are left of a network when the channels that were pruned are taken out of it."""
+    args, kwargs = called_with(model, case.loss or prospr.meta.loss.cross_entropy, case.batches(1)[0])
+    small = prospr.shrink(model, masks, kwargs or args)
+    return sum(p.numel() for p in small.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::prospr.errors.KeptWholeWarning")
 @pytest.mark.parametrize("case", PRUNABLE, ids=lambda c: c.name)
 @pytest.mark.parametrize("name", list(prospr.methods()))
 def test_every_method_on_every_network(name, case):
@@ -165,22 +175,36 @@ def test_every_method_on_every_network(name, case):
                 masks = prospr.prune(
                     model, case.batches(10), sparsity, method=quick(name), collapse="ignore", **case.settings
                 )
-            except CollapseError as error:  # so few weights that a round finds nothing left to score
-                outcomes.append(str(error))
+            except (CollapseError, ModelError, SettingError) as error:
+                # so few weights that a round finds nothing left to score; channels that cannot go
+                outcomes.append(error)
                 same = all(torch.equal(t, model.state_dict()[n]) for n, t in before.items())
             else:
                 same = True
-                assert masks.kept == max(1, round((1 - sparsity) * masks.total))
+                if prospr.methods()[name].granularity == "channel":
+                    assert size_without_channels(model, masks, case) <= (1 - sparsity) * sum(
+                        p.numel() for p in model.parameters()
+                    )
+                else:
+                    assert masks.kept == max(1, round((1 - sparsity) * masks.total))
                 outcomes.append(masks)
                 masks.remove(model)
                 for n, t in [*model.named_parameters(), *model.named_buffers()]:  # tied weights once
                     assert torch.equal(t, before[n] * masks[n] if n in masks else before[n]), n
             assert same
             assert torch.equal(state, torch.get_rng_state())
-        assert outcomes[0] == outcomes[1]
-        if isinstance(outcomes[0], str):
-            assert sparsity > 0.5
-            assert "keep_per_layer" in outcomes[0]
+        first, second = outcomes
+        if isinstance(first, Exception):
+            assert (type(first), str(first)) == (type(second), str(second))
+            if prospr.methods()[name].granularity == "channel":
+                said = r"cannot be reached.*it ends at 0\.\d+; lower it|no channel of this network can go: .*weight"
+                assert re.search(said, str(first))
+            else:
+                assert isinstance(first, CollapseError)
+                assert sparsity > 0.5
+                assert "keep_per_layer" in str(first)
+        else:
+            assert first == second
 
 
 def test_a_network_that_is_cut_on_the_way_names_the_layer():

@@ -63,6 +63,7 @@ class Channels:
     def __post_init__(self) -> None:
         if self.scope == "erk":
             raise SettingError("scope='erk' gives densities of weights; for channels use 'global' or 'layer'")
+        self.groups.require()  # before the scoring, not after it
 
     @property
     def in_rounds(self) -> bool:

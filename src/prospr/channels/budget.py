@@ -1,5 +1,6 @@
 """Which channels go: the lowest first, until the network that is left meets the budget."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -34,7 +35,7 @@ def choose(
         values = {g: s / max(1, costs.saved(g, "flops")) for g, s in values.items()}
     removed = set(gone)
     costs.remove(list(removed))
-    allowed = (1 - sparsity) * costs.total[unit]
+    allowed = math.floor((1 - sparsity) * costs.total[unit] + 1e-6)  # 1 - 0.8 is a little less than 0.2
     for unit_of_channels in _in_order(sets, values, removed, round_to, scope):
         if costs.now[unit] <= allowed:
             break
@@ -80,8 +81,6 @@ def _check(scores: Mapping[str, Tensor], sparsity: float, unit: str, round_to: i
         raise SettingError(f"scope={scope!r}: for channels use 'global' or 'layer'")
     if not isinstance(least, int) or least < 1:
         raise SettingError(f"keep_per_layer={least!r}: for channels use a whole number, 1 or more")
-    if not scores:
-        raise ScoreError("no channel of this network can go; see prospr.channels.groups(...).kept_whole")
     for name, s in scores.items():
         if not torch.isfinite(s).all():
             bad = int((~torch.isfinite(s)).sum())

@@ -1,5 +1,6 @@
 """Groups: the channels of a network that must go together, what they are worth and what they cost."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,16 +11,16 @@ from torch import Tensor, nn
 from prospr.channels.budget import Scope, choose
 from prospr.channels.costs import Costs, Unit
 from prospr.channels.size import Size
-from prospr.channels.trace import INPUT, OUTPUT, Choices, Term, Trace, trace
+from prospr.channels.trace import FAILURES, OUTPUT, Choices, Term, Trace, trace
 from prospr.channels.trial import without_masks, works
-from prospr.errors import KeptWholeWarning, MaskError, ScoreError
+from prospr.errors import KeptWholeWarning, MaskError, ModelError, ScoreError
 from prospr.masks.masks import Masks
 from prospr.meta.loss import Call, call_of, one_sample, unwrap
-from prospr.scores.base import prunable
 
 __all__ = ["Groups", "find_groups", "groups"]
 
 Axis = tuple[str, int]
+_LAYERS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
 
 def groups(model: nn.Module, example: Any, *, verify: bool = True) -> "Groups":
@@ -39,15 +40,17 @@ def groups(model: nn.Module, example: Any, *, verify: bool = True) -> "Groups":
     channels   go together
     0.weight   4 of 0.weight[0], 0.bias[0], 2.weight[1]
     """
-    found = find_groups(model, call_of(example), verify)
-    found.warn()
+    with torch.inference_mode(False):
+        found = find_groups(model, call_of(example), verify)
+    found.warn(stacklevel=3)
     return found
 
 
 class Groups:
     """See `prospr.channels.groups`.
 
-    sets: {name: group numbers}; the channels of a set are interchangeable, and it is named by its first parameter.
+    sets: {name: group numbers}; the channels of a set are interchangeable, and it is named by the first layer's weight
+        that makes them.
     axes: {(parameter or buffer, dimension): the group of each index}, -1 where a channel stays.
     kept_whole: {parameter: why its output channels cannot go}.
     """
@@ -56,6 +59,11 @@ class Groups:
         self, model: nn.Module, found: Trace, frozen: Mapping[str, str], only: Sequence[str] | None = None
     ) -> None:
         self.parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self.read = {
+            axis
+            for axis, labels in found.axes.items()
+            if axis[0] in self.parameters and not found.written.intersection(labels)
+        }
         self.tensors = {name for name, _ in found.axes}
         members: dict[int, dict[Axis, int]] = {}
         for axis, labels in found.axes.items():
@@ -73,7 +81,8 @@ class Groups:
         alone = {axis for axis, labels in found.axes.items() if len(set(found.forest.roots(labels))) == 1}
         names: list[str] = []
         for kind, roots in kinds.items():
-            name = _name(kind[0][0], names)
+            makers = [axis for axis, _ in kind if axis not in self.read and len(self.parameters.get(axis[0], ())) > 1]
+            name = _name((makers or [kind[0][0]])[0][0], names)
             names.append(name)
             if name in frozen:
                 self.refused[name] = frozen[name]
@@ -85,15 +94,14 @@ class Groups:
                 self.sets[name] = list(range(len(number), len(number) + len(roots)))
                 number.update(zip(roots, self.sets[name], strict=True))
         self.count = len(number)
+        self.in_training = found.in_training
         to_group = lambda labels: [number.get(root, -1) for root in found.forest.roots(labels)]  # noqa: E731
         self.axes = {axis: to_group(labels) for axis, labels in found.axes.items()}
         self.coupled = {name for (name, _), ids in self.axes.items() if max(ids, default=-1) >= 0}
         self.attributes = [(a, to_group(a.labels)) for a in found.attributes]
-        self.read = {
-            axis
-            for axis, labels in found.axes.items()
-            if axis[0] in self.parameters and not found.written.intersection(labels)
-        }
+        products = {root for pair in found.summed if all(map(found.written.intersection, pair))
+                    for root in found.forest.roots(pair[0])}  # fmt: skip
+        self._products = {number[root] for root in products if root in number}
         self._terms = _terms(model, self, [_numbered(term, to_group) for term in found.flops])
         refused = {root: self.refused[name] for name, kind in zip(names, kinds, strict=True) if name in self.refused
                    for root in kinds[kind]}  # fmt: skip
@@ -110,7 +118,7 @@ class Groups:
         """The size of the network, or of what `masks` leaves of it; FLOPs are of one sample."""
         costs = self.costs()
         if masks is not None:
-            costs.remove([g for g, gone in enumerate(self.removed(masks)) if gone])
+            costs.remove(list(self.removed(masks)))
         return Size(**costs.now)
 
     def sum(self, saliency: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -150,11 +158,17 @@ class Groups:
         keep_per_layer: so many channels stay in every dimension.
         among: masks of an earlier round; what they removed stays removed.
         """
+        self.require()
         if list(scores) != list(self.sets):
             raise ScoreError(
                 f"scores are for {', '.join(scores) or 'nothing'}, and the sets here are {', '.join(self.sets)}"
             )
-        gone = [g for g, out in enumerate(self.removed(among)) if out] if among is not None else []
+        for name, ids in self.sets.items():
+            if scores[name].shape != (len(ids),):
+                raise ScoreError(
+                    f"{name}: scores of shape {tuple(scores[name].shape)} for {len(ids)} channels; one each is needed"
+                )
+        gone = list(self.removed(among)) if among is not None else []
         removed = choose(
             self.costs(), self.sets, scores, sparsity, budget, round_to, per_flop, scope, keep_per_layer, gone
         )
@@ -174,31 +188,41 @@ class Groups:
             masks[name] = mask
         return Masks(masks)
 
-    def removed(self, masks: Mapping[str, Tensor]) -> list[bool]:
+    def removed(self, masks: Mapping[str, Tensor]) -> set[int]:
         """Which groups `masks` remove: those that nothing reads, because every weight that would is masked.
 
-        This is exact for any masks, whatever lies between a channel and its readers.
+        This is exact for any masks, whatever lies between a channel and its readers. Channels that no weight reads, or
+        not weights alone (queries and keys meet in a product), go where all that belongs to them is masked. Of a layer
+        that is masked whole one channel stays.
         """
+        costs, removed = self.costs(), set()
+        for g, unused in enumerate(self._unused(masks)):
+            if unused and costs.fits([g], 1):
+                costs.remove([g])
+                removed.add(g)
+        return removed
+
+    def _unused(self, masks: Mapping[str, Tensor]) -> list[bool]:
         for name, mask in masks.items():
             if name not in self.parameters or self.parameters[name] != tuple(mask.shape):
                 raise MaskError(
                     f"{name}: a mask of shape {tuple(mask.shape)}, and the network "
                     + (f"has {self.parameters[name]}" if name in self.parameters else "has no such parameter")
                 )
-        left = {name: mask.detach().cpu().clone() for name, mask in masks.items()}
-        is_read = [False] * self.count
-        readers = [False] * self.count
+        left = {name: masks[name].detach().cpu().clone() if name in masks else torch.ones(shape, dtype=torch.bool)
+                for name, shape in self.parameters.items() if name in self.coupled}  # fmt: skip
+        by_weights = {g for axis in self.read for g in self.axes[axis]} - self._products
         gone: list[bool] = []
         while True:
+            used = [False] * self.count
             for (name, dim), ids in self.axes.items():
-                if (name, dim) not in self.read:
+                if name not in left:
                     continue
-                seen = left[name].movedim(dim, 0).flatten(1).any(1).tolist() if name in left else [True] * len(ids)
-                for g, some in zip(ids, seen, strict=True):
-                    if g >= 0:
-                        readers[g] = True
-                        is_read[g] |= some
-            now = [has and not read for has, read in zip(readers, is_read, strict=True)]
+                some = left[name].movedim(dim, 0).reshape(len(ids), -1).any(1).tolist()
+                for g, kept in zip(ids, some, strict=True):
+                    if g >= 0 and kept and ((name, dim) in self.read or g not in by_weights):
+                        used[g] = True
+            now = [not use for use in used]
             if now == gone:
                 return gone
             gone = now
@@ -207,13 +231,19 @@ class Groups:
                 if name in left and any(g >= 0 and gone[g] for g in ids):
                     stays = torch.tensor([g < 0 or not gone[g] for g in ids])
                     left[name] &= stays.reshape([-1 if e == dim else 1 for e in range(left[name].dim())])
-            is_read = [False] * self.count
 
-    def warn(self) -> None:
+    def require(self) -> None:
+        """An error where there is nothing to choose from."""
+        if not self.count:
+            raise ModelError(f"no channel of this network can go: {self._reasons() or 'it has one layer'}")
+
+    def warn(self, stacklevel: int = 4) -> None:
         if self.kept_whole:
-            shown = [f"{name} ({why})" for name, why in list(self.kept_whole.items())[:6]]
-            more = f" and {len(self.kept_whole) - 6} more" if len(self.kept_whole) > 6 else ""
-            warnings.warn(f"kept whole: {', '.join(shown)}{more}", KeptWholeWarning, stacklevel=4)
+            warnings.warn(f"kept whole: {self._reasons()}", KeptWholeWarning, stacklevel=stacklevel)
+
+    def _reasons(self) -> str:
+        shown = [f"{name} ({why})" for name, why in list(self.kept_whole.items())[:6]]
+        return ", ".join(shown) + (f" and {len(self.kept_whole) - 6} more" if len(self.kept_whole) > 6 else "")
 
     def __str__(self) -> str:
         rows = [("channels", "go together")]
@@ -226,10 +256,10 @@ class Groups:
         return "\n".join(f"{left.ljust(width)}  {right}".rstrip() for left, right in rows)
 
 
-def _name(axis: Axis, taken: list[str]) -> str:
-    name, k = axis[0], 2
+def _name(parameter: str, taken: list[str]) -> str:
+    name, k = parameter, 2
     while name in taken:
-        name, k = f"{axis[0]} ({k})", k + 1
+        name, k = f"{parameter} ({k})", k + 1
     return name
 
 
@@ -249,39 +279,54 @@ def _numbered(term: Term, to_group: Callable[[Any], list[int]]) -> Term:
 
 
 def _terms(model: nn.Module, found: Groups, flops: list[Term]) -> dict[Unit, list[Term]]:
-    parameters, channels = [], []
-    matrices = prunable(model, lambda _, p: p.dim() > 1)
+    parameters, channels = {}, []
     for name, shape in found.parameters.items():
         lines = {d: tuple(found.axes[name, d]) for d in range(len(shape)) if (name, d) in found.axes}
-        factor = 1
-        for d, n in enumerate(shape):
-            factor *= 1 if d in lines else n
-        parameters.append(Term(factor, tuple(lines.values())))
-        if name in matrices:
-            written = [line for d, line in lines.items() if (name, d) not in found.read]
-            channels += [Term(1, (line,)) for line in written[:1]]
-    return {"parameters": parameters, "channels": channels, "flops": flops}
+        factor = math.prod(n for d, n in enumerate(shape) if d not in lines)
+        parameters[name] = Term(factor, tuple(lines.values()))
+    names = {id(p): name for name, p in model.named_parameters()}
+    for layer in model.modules():
+        if isinstance(layer, _LAYERS):
+            for key, p in layer._parameters.items():
+                if p is not None and p.dim() > 1 and not key.startswith("bias") and id(p) in names:
+                    channels.append(_outputs(layer, names.pop(id(p)), p, found))  # a weight that is shared once
+    return {"parameters": list(parameters.values()), "channels": channels, "flops": flops}
+
+
+def _outputs(layer: nn.Module, name: str, weight: Tensor, found: Groups) -> Term:
+    """How many channels a layer makes."""
+    rows, columns = (found.axes.get((name, d)) for d in (0, 1))
+    if not getattr(layer, "transposed", False):
+        return Term(1, (tuple(rows),)) if rows is not None else Term(1, ())
+    assert isinstance(layer, nn.modules.conv._ConvNd)
+    inputs, outputs = len(weight) // layer.groups, weight.shape[1]
+    if layer.groups > 1 and layer.groups >= min(inputs, outputs):  # groups go whole
+        return Term(outputs, (tuple(rows[::inputs]),)) if rows is not None else Term(outputs, ())
+    return Term(layer.groups, (tuple(columns),)) if columns is not None else Term(layer.groups, ())
 
 
 def _kept_whole(model: nn.Module, found: Groups, seen: Trace, refused: Mapping[int, str]) -> dict[str, str]:
-    """Layers of which some output channel cannot go, and the reason; what comes in and goes out of the network must."""
+    """Layers of which some output channel cannot go, and the reason; those of the network's own output must not."""
     kept = {}
     for (name, dim), labels in seen.axes.items():
         if len(found.parameters.get(name, ())) < 2 or (name, dim) in found.read or name in kept or dim > 1:
             continue
-        for root in seen.forest.roots(labels):
-            why = seen.forest.why_fixed(root) or refused.get(root)
-            if why not in (None, INPUT, OUTPUT):
-                kept[name] = why
-                break
+        reasons = [seen.forest.why_fixed(root) or refused.get(root) for root in seen.forest.roots(labels)]
+        told = [why for why in reasons if why not in (None, OUTPUT)]
+        if told:
+            kept[name] = told[0] if None not in reasons else f"{len(told)} of {len(reasons)} channels: {told[0]}"
     return kept
 
 
 def find_groups(model: nn.Module, call: Call, verify: bool = True, only: Sequence[str] | None = None) -> Groups:
     """`groups` without the warning."""
     model = without_masks(unwrap(model))
-    call = one_sample(call)
-    first = trace(model, call)
+    try:
+        first = trace(model, one_sample(call))
+    except FAILURES:  # some models cannot take one sample of a batch
+        first = trace(model, call)
+    else:
+        call = one_sample(call)
     frozen: dict[str, str] = {}
     found = Groups(model, first, frozen, only)
     if not verify:

@@ -49,9 +49,12 @@ class Forest:
         """All in one class."""
         self.join(labels[:-1], labels[1:])
 
-    def fix(self, labels: Iterable[int], why: str) -> None:
+    def fix(self, labels: Iterable[int], why: str, instead_of: str | None = None) -> None:
+        """The first reason stays, unless it is `instead_of`."""
         for label in labels:
-            self._fixed.setdefault(self.find(label), why)
+            root = self.find(label)
+            if self._fixed.get(root) in (None, instead_of):
+                self._fixed[root] = why
 
     def why_fixed(self, label: int) -> str | None:
         return self._fixed.get(self.find(label))

@@ -1,6 +1,7 @@
 """Plans: how a network is made smaller, as data. A plan and a state_dict are a checkpoint of the smaller network."""
 
 import copy
+import itertools
 import json
 import os
 import uuid
@@ -21,6 +22,7 @@ from prospr.meta.loss import unwrap
 __all__ = ["Plan"]
 
 _FORMAT, _VERSION = "prospr channels", 1
+_ATTRIBUTES = ("groups", "num_groups", "padding")
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,46 @@ class Plan:
     before: Size
     after: Size
 
+    def __post_init__(self) -> None:
+        """Everything is looked at, because a plan may come from a file."""
+        for name, shape in self.shapes.items():
+            if not isinstance(name, str) or not _whole(shape):
+                raise PlanError(f"{name}: a shape must be whole numbers, and is {shape!r}; the plan is damaged")
+        for name, dims in self.keep.items():
+            if name not in self.shapes:
+                raise PlanError(f"{name}: the plan keeps some of it, and has no shape of it; the plan is damaged")
+            shape = self.shapes[name]
+            for dim, indices in dims.items():
+                if not _whole([dim]) or not 0 <= dim < len(shape):
+                    raise PlanError(f"{name}: there is no dimension {dim!r} of {list(shape)}; the plan is damaged")
+                rising = _whole(indices) and all(a < b for a, b in itertools.pairwise(indices))
+                if not rising or not indices or indices[0] < 0 or indices[-1] >= shape[dim]:
+                    raise PlanError(
+                        f"{name}: the indices kept of dimension {dim} must be whole numbers in rising order, from 0 to "
+                        f"{shape[dim] - 1}, and are not; the plan is damaged"
+                    )
+        for path, values in self.attributes.items():
+            for key, value in values.items():
+                if key not in _ATTRIBUTES or not _whole(value if isinstance(value, list) else [value]):
+                    raise PlanError(
+                        f"{path}.{key} = {value!r}: a plan sets {', '.join(_ATTRIBUTES)} to whole numbers, and nothing "
+                        "else"
+                    )
+        for size in (self.before, self.after):
+            if not _whole(list(vars(size).values())):
+                raise PlanError(f"{size}: sizes must be whole numbers; the plan is damaged")
+
     # Doing it
 
     def shrink(self, model: nn.Module) -> nn.Module:
         """A smaller copy of `model`, which is not changed. It must have the shapes the plan was made for."""
-        model = unwrap(model)
-        self._check(model)
-        small = copy.deepcopy(model)
-        held = enforce.held(small)
-        if held:
-            enforce.remove(small, held)
-        self._resize(small)
+        with torch.inference_mode(False):
+            small = copy.deepcopy(unwrap(model))
+            held = enforce.held(small)
+            if held:
+                enforce.remove(small, held)
+            self._check(small)
+            self._resize(small)
         return small
 
     def _resize(self, small: nn.Module) -> None:
@@ -134,6 +165,7 @@ class Plan:
         return fresh
 
     def _check(self, model: nn.Module) -> None:
+        modules = dict(model.named_modules())
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name, shape in self.shapes.items():
             if name not in named:
@@ -143,6 +175,20 @@ class Plan:
                     f"{name}: the plan is for a tensor of shape {tuple(shape)}, and this one has "
                     f"{tuple(named[name].shape)}; shrink the network as it was before"
                 )
+        for name, tensor in named.items():
+            if name not in self.shapes and tensor.numel() > 1:
+                raise PlanError(f"{name}: the plan does not know this tensor; it is for another network")
+        for path, values in self.attributes.items():
+            if path not in modules:
+                raise PlanError(f"{path}: {type(model).__name__} has no such module; this plan is for another network")
+            for key, value in values.items():
+                now = getattr(modules[path], key, None)
+                like = len(value) if isinstance(value, list) else None
+                if (len(now) if isinstance(now, tuple) else None) != like or not _whole(now if like else [now]):
+                    raise PlanError(
+                        f"{path}.{key}: the plan sets it to {value!r}, and it is {now!r} here; this plan is for "
+                        "another network"
+                    )
 
     # Keeping it
 
@@ -177,18 +223,14 @@ class Plan:
                 raise PlanError(f"this is no plan: its format is {content['format']!r}")
             if content["version"] != _VERSION:
                 raise PlanError(f"a plan of version {content['version']}; this library reads version {_VERSION}")
-            lists = content["indices"]
+            lists = dict(enumerate(content["indices"]))
             keep = {
-                name: {int(dim): [int(i) for i in lists[number]] for dim, number in dims.items()}
+                name: {int(dim): lists[number] for dim, number in dims.items()}
                 for name, dims in content["keep"].items()
             }
-            shapes = {name: [int(n) for n in shape] for name, shape in content["shapes"].items()}
-            for name, dims in keep.items():
-                for dim, indices in dims.items():
-                    if not indices or min(indices) < 0 or max(indices) >= shapes[name][dim]:
-                        raise PlanError(f"{name}: indices kept of dimension {dim} lie outside of {shapes[name]}")
-            return cls(keep, shapes, content["attributes"], Size(**content["before"]), Size(**content["after"]))
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            sizes = Size(**content["before"]), Size(**content["after"])
+            return cls(keep, content["shapes"], content["attributes"], *sizes)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, PlanError):
                 raise
             raise PlanError(f"this is no plan, or a damaged one ({type(error).__name__}: {error})") from error
@@ -206,7 +248,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        return cls.from_json(Path(path).read_text(encoding="utf-8", errors="replace"))
 
     def __str__(self) -> str:
         rows: list[tuple[Any, ...]] = [("tensor", "before", "after")]
@@ -221,6 +263,10 @@ class Plan:
         return table(rows, left=1)
 
 
+def _whole(numbers: Any) -> bool:
+    return isinstance(numbers, (list, tuple)) and all(type(n) is int and n >= 0 for n in numbers)
+
+
 def _arguments(kind: type) -> set[str]:
     code = kind.__init__.__code__
     return set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
@@ -228,7 +274,9 @@ def _arguments(kind: type) -> set[str]:
 
 def _tell_sizes(module: nn.Module) -> None:
     """The sizes that layers of PyTorch keep beside their weights."""
-    weight = module._parameters.get("weight")
+    weight = getattr(module, "weight", None)  # computed, where it is parametrized
+    if not isinstance(weight, Tensor):
+        weight = None
     if isinstance(module, nn.modules.conv._ConvNd) and weight is not None:
         first, second = weight.shape[:2]
         into, outof = (first, second * module.groups) if module.transposed else (second * module.groups, first)

@@ -49,6 +49,7 @@ def unknown(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) 
     for tensor in tensors((args, kwargs)):
         for labels in w.dims(tensor):
             w.fix(labels, w.here(func))
+            w.write(labels)
 
 
 def new(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
@@ -58,7 +59,7 @@ def new(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> N
 @rule(
     "clone", "contiguous", "detach", "alias", "lift_fresh", "_to_copy", "positive", "native_dropout",
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "bernoulli", "fill", "zero",
-    "normal", "uniform", "_conj", "view_as_real", "masked_fill",
+    "normal", "uniform", "_conj", "hardswish", "log_sigmoid_forward", "rrelu_with_noise",
 )  # fmt: skip
 def like(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
     first = out[0] if isinstance(out, tuple) else out
@@ -99,7 +100,7 @@ def convolution(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: T
     places = math.prod(weight.shape[2:]) * len(x) * math.prod((x if transposed else out).shape[2:])
     into, outof = (rows, columns) if transposed else (columns, rows)  # the weight's dimensions for inputs, outputs
     if groups == 1:
-        w.join(inputs, into, INPUT if inputs is None else f"one input channel of {w.here(func)}")
+        w.contract(inputs, into, INPUT if inputs is None else f"one input channel of {w.here(func)}")
         result = outof
         cost = [(x.shape[1], into), (out.shape[1], outof)]
     else:
@@ -142,9 +143,9 @@ def _grouped(
     for k in range(groups):  # the same places of every group
         w.forest.join(rows[k * len(rows) // groups :][: len(rows) // groups], rows[: len(rows) // groups])
         if transposed:
-            w.join(inputs[k * a :][:a], rows[k * a :][:a], here)
+            w.contract(inputs[k * a :][:a], rows[k * a :][:a], here)
         else:
-            w.join(inputs[k * a :][:a], columns, here)
+            w.contract(inputs[k * a :][:a], columns, here)
     if transposed:
         if columns is None:
             columns = w.solid(b, here)
@@ -199,12 +200,20 @@ def _mixed(w: Watch, x: Tensor, dims: Any, why: str) -> None:
         w.fix(w.dims(x)[d], why)
 
 
-@rule("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "_weight_norm_interface")
+@rule("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp")
 def along(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    if not isinstance(out, Tensor) or out.shape != args[0].shape:
-        return unknown(w, func, args, kwargs, out)
     _mixed(w, args[0], [args[1]], f"{w.here(func)} mixes all channels")
-    return w.know(out, w.dims(args[0]))
+    w.know(out, w.dims(args[0]))
+
+
+@rule("_weight_norm_interface")
+def weight_norm(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+    """A masked input adds nothing to the norm of a row; a row that is masked has none to be divided by."""
+    v, g, dim = (*args, 0)[:3]
+    for labels in (w.dims(v)[dim], w.dims(g)[dim]):
+        w.fix(labels, f"{w.here(func)} divides by the norm of a channel's weights")
+        w.write(labels)
+    w.know(out[0], w.dims(v))
 
 
 @rule(
@@ -255,7 +264,7 @@ def product(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Tenso
     *same, k2, n = w.dims(y) if y.dim() > 1 else [*w.dims(y), None]
     for one, other in zip(batch, same, strict=True):
         w.join(one, other, here)
-    _contract(w, k, k2, here)
+    w.contract(k, k2, INPUT)
     dims = [*batch, m, n] if y.dim() > 1 else [m]
     w.know(out, dims)
     w.write(m, n)
@@ -263,10 +272,6 @@ def product(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Tenso
         _added(w, args[0], out, here)
     shape = (*x.shape[:-2], x.shape[-2], x.shape[-1], y.shape[-1] if y.dim() > 1 else 1)
     w.cost(2, *zip(shape, [*batch, m, k if k is not None else k2, n], strict=True))
-
-
-def _contract(w: Watch, first: Labels | None, second: Labels | None, here: str) -> None:
-    w.join(first, second, INPUT if first is None or second is None else here)
 
 
 def _added(w: Watch, term: Tensor, out: Tensor, here: str) -> None:
@@ -441,7 +446,7 @@ def constant_pad(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: 
         for place, n in ((position, front), (position + 1, back)):
             added = w.forest.new(n)
             if n and not w.count(nn.modules.padding._ConstantPadNd, "padding", added, place):
-                w.forest.fix(added, f"a padding of {n} channels written in {here}")
+                w.forest.fix(added, f"channels padded ({n}) in {here}")
             ends.append(added)
         dims[d] = [*ends[0], *labels, *ends[1]]
     w.know(out, dims)
@@ -468,6 +473,20 @@ def pixel_unshuffle(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], ou
         w.fix(labels, w.here(func))
     spread = [label for label in channels for _ in range(r * r)] if channels is not None else None
     w.know(out, [*batch, spread, None, None])
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(w: Watch, func: Any, args: tuple, kwargs: dict[str, Any], out: Tensor) -> None:
+    """Deals out the channels of each group in turn, so the same places of every group go."""
+    x, groups = args
+    dims = list(w.dims(x))
+    labels = dims[1]
+    if labels is not None:
+        size = len(labels) // groups
+        for place in range(size):
+            w.forest.join_all(labels[place::size])
+        dims[1] = [label for place in range(size) for label in labels[place::size]]
+    w.know(out, dims)
 
 
 @rule("glu")

@@ -10,6 +10,7 @@ from prospr.channels.groups import find_groups
 from prospr.channels.plan import Plan
 from prospr.channels.trial import plan_for, without_masks
 from prospr.errors import SettingError
+from prospr.masks.masks import Masks
 from prospr.meta.loss import call_of, unwrap
 from prospr.meta.redraw import Init, draw_anew
 
@@ -19,8 +20,9 @@ __all__ = ["plan", "shrink"]
 def plan(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Plan:
     """How `masks` make `model` smaller: every channel goes that no weight which is left reads. See `Plan`."""
     model = unwrap(model)
-    found = find_groups(model, call_of(example))
-    return plan_for(found, without_masks(model), [g for g, gone in enumerate(found.removed(masks)) if gone])
+    with torch.inference_mode(False):
+        found = find_groups(model, call_of(example))
+    return plan_for(found, without_masks(model), found.removed(Masks(masks)))
 
 
 def shrink(
@@ -58,8 +60,8 @@ def shrink(
     model = unwrap(model)
     how = plan(model, masks, example)
     small = how.shrink(model)
-    left = how.masks(masks)
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
+        left = how.masks(masks)
         if weights == "redraw":
             draw_anew(small, init, seed)
         elif weights == "rescale":
@@ -67,8 +69,8 @@ def shrink(
         named = dict(small.named_parameters())
         for name, mask in left.items():
             named[name].masked_fill_(~mask.to(named[name].device), 0.0)
-    if left.kept < left.total:
-        left.apply(small)
+        if left.kept < left.total:
+            left.apply(small)
     return small
 
 

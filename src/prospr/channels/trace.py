@@ -6,8 +6,8 @@ rule in `rules.py` only fixes the channels it meets.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prospr.channels.labels import Forest, Labels
 from prospr.meta.batches import tensors
-from prospr.meta.loss import Call, devices_of, evaluation_mode, replay
+from prospr.meta.loss import Call, PureLoss, devices_of, evaluation_mode, replay
 
-__all__ = ["INPUT", "OUTPUT", "Attribute", "Choices", "Dims", "Term", "Trace", "trace"]
+__all__ = ["FAILURES", "INPUT", "OUTPUT", "Attribute", "Choices", "Dims", "Term", "Trace", "pretend_training", "trace"]
+
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
 
 Dims = list[Labels | None]  # one entry a dimension; None: its size is fixed
 Choices = dict[int, int]  # which dimension of a reshape keeps channels of their own, by the reshape's number
 
-INPUT = "the network's input"
+INPUT = "tied to the network's input, or to a tensor of fixed size"
 OUTPUT = "the network's output"
 
 
@@ -56,57 +58,68 @@ class Trace:
     flops: list[Term] = field(default_factory=list)
     uses: list[str] = field(default_factory=list)  # parameters in the order in which operations take them
     written: set[int] = field(default_factory=set)  # labels that are channels of some result, not only read by it
+    summed: list[tuple[Labels, Labels]] = field(default_factory=list)  # the two dimensions of every contraction
+    in_training: bool = False  # whether train mode uses more of the model than eval mode
     splits: dict[int, tuple[int, ...]] = field(default_factory=dict)  # sizes of the reshapes that must be chosen for
+
+
+def pretend_training(model: nn.Module) -> None:
+    """Train mode for the model's own code, which may have branches for it; its layers stay in eval mode."""
+    for module in model.modules():
+        module.training = not type(module).__module__.startswith("torch.nn")
 
 
 def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace:
     """Run `model` in eval mode on `call` and follow its channels. The model and the random state are not changed."""
-    forest = Forest()
-    axes: dict[tuple[str, int], Labels] = {}
-    known: dict[int, tuple[Tensor, Dims]] = {}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        dims: Dims = [forest.new(n) if n > 1 else None for n in tensor.shape]
-        known[id(tensor)] = tensor, dims
-        axes.update({(name, d): labels for d, labels in enumerate(dims) if labels is not None})
-    found = Trace(forest, axes)
-    watch = Watch(found, known, {id(p): name for name, p in model.named_parameters()}, choices or {})
-    for argument in tensors(call):
-        watch.know(argument, [None] * argument.dim())
     fast_path = torch.backends.mha.get_fastpath_enabled()
     args, kwargs = call
     with ExitStack() as stack:
         stack.enter_context(replay(0, devices_of(model.parameters())))
         stack.enter_context(evaluation_mode(model))
         stack.enter_context(torch.no_grad())
+        stack.enter_context(PureLoss(model).swapped({}))  # copies of the buffers: a forward pass may write to them
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole layer, which tells nothing
+        held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        watch = Watch(held, choices or {})
+        for argument in tensors(call):
+            watch.know(argument, [None] * argument.dim())
         for path, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(watch.entering(path, module), prepend=True).remove)
             stack.callback(module.register_forward_hook(watch.leaving, always_call=True).remove)
         stack.enter_context(watch)
-        out = model(*args, **kwargs)
-    for tensor in tensors(out):
+        outputs = [model(*args, **kwargs)]
+        if any(id(p) not in watch.used for p in model.parameters()):
+            with suppress(*FAILURES):  # such as a model that wants targets, too
+                outputs.append(watch.in_training(model, call))
+    for tensor in tensors(outputs):
         for labels in watch.dims(tensor):
-            forest.fix(labels or (), OUTPUT)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            watch.forest.fix(labels or (), OUTPUT, instead_of=INPUT)
+    for name, tensor in held.items():
         if id(tensor) not in watch.used:
             for labels in watch.dims(tensor):
-                forest.fix(labels or (), f"{name} is not used")
-    return found
+                watch.fix(labels, f"{name} is not used")
+                watch.write(labels)  # so that it is told of
+    return watch.found
 
 
 class Watch(TorchDispatchMode):
     """Sees every operation; rules ask it for the labels of a tensor and tell it those of another."""
 
-    def __init__(
-        self, found: Trace, known: dict[int, tuple[Tensor, Dims]], names: dict[int, str], choices: Choices
-    ) -> None:
+    def __init__(self, held: Mapping[str, Tensor], choices: Choices) -> None:
+        """held: parameters and buffers, by name."""
         super().__init__()
-        self.found = found
-        self.forest = found.forest
+        self.forest = Forest()
+        self.found = Trace(self.forest, {})
         self.choices = choices
-        self._names = names
-        self._known = known  # holds the tensors too: an id must not be used again
+        self._known: dict[int, tuple[Tensor, Dims]] = {}  # holds the tensors too: an id must not be used again
+        self._names: dict[int, str] = {}
+        for name, tensor in held.items():
+            dims: Dims = [self.forest.new(n) if n > 1 else None for n in tensor.shape]
+            self._known[id(tensor)] = tensor, dims
+            if isinstance(tensor, nn.Parameter):
+                self._names[id(tensor)] = name
+            self.found.axes.update({(name, d): labels for d, labels in enumerate(dims) if labels is not None})
         self._inside: list[tuple[str, nn.Module]] = []
         self._reshapes = 0
         self.used: set[int] = set()  # ids of tensors that some operation took
@@ -122,6 +135,17 @@ class Watch(TorchDispatchMode):
                 self.found.uses.append(self._names[id(tensor)])
         rule_for(func)(self, func, args, kwargs, out)
         return out
+
+    def in_training(self, model: nn.Module, call: Call) -> Any:
+        """Run the model as in training: what is not used in eval mode may be used there, as auxiliary heads are."""
+        args, kwargs = call
+        used, flops, uses = len(self.used), list(self.found.flops), list(self.found.uses)
+        pretend_training(model)
+        try:
+            return model(*args, **kwargs)
+        finally:
+            self.found.in_training = len(self.used) > used
+            self.found.flops, self.found.uses = flops, uses
 
     # Where we are
 
@@ -173,6 +197,12 @@ class Watch(TorchDispatchMode):
     def write(self, *dims: Labels | None) -> None:
         for labels in dims:
             self.found.written.update(labels or ())
+
+    def contract(self, first: Labels | None, second: Labels | None, why: str) -> None:
+        """Note that an operation sums over two dimensions, index by index."""
+        self.join(first, second, why)
+        if first is not None and second is not None:
+            self.found.summed.append((first, second))
 
     def solid(self, count: int, why: str) -> Labels:
         """Labels of indices that cannot go."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from prospr.channels.plan import Plan
 from prospr.channels.size import Size
+from prospr.channels.trace import FAILURES, pretend_training
 from prospr.masks import enforce
 from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import Call, devices_of, replay
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from prospr.channels.groups import Groups
 
 __all__ = ["plan_for", "without_masks", "works"]
-
-_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
 
 
 def plan_for(found: "Groups", model: nn.Module, removed: Iterable[int]) -> Plan:
@@ -74,18 +73,34 @@ def works(model: nn.Module, call: Call, found: "Groups", names: Iterable[str]) -
     with torch.no_grad():
         for name, mask in found.masks(set(removed)).items():
             named[name].mul_(mask.to(named[name].device))
-    wanted = _run(masked, call)
+    small = plan_for(found, masked, removed).shrink(masked)
+    why = _differ(masked, small, call)
+    if why is None and found.in_training:
+        for twin in (masked, small):
+            pretend_training(twin)
+        why = _differ(masked, small, call)
+    return why
+
+
+def _differ(masked: nn.Module, small: nn.Module, call: Call) -> str | None:
     try:
-        got = _run(plan_for(found, masked, removed).shrink(masked), call)
-    except _FAILURES as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        return f"the network does not run without some of them: {first}"
+        wanted = _run(masked, call)
+    except FAILURES as error:
+        return f"the network does not run with random weights: {_first_line(error)}"
+    try:
+        got = _run(small, call)
+    except FAILURES as error:
+        return f"the network does not run without some of them: {_first_line(error)}"
     if [t.shape for t in got] != [t.shape for t in wanted]:
         return "without some of them the network's output has another shape"
     exact = all(t.dtype == torch.float64 for t in wanted if t.is_floating_point())
     if not all(_close(a, b, 1e-8 if exact else 1e-3) for a, b in zip(got, wanted, strict=True)):
         return "without some of them the network gives other numbers than with them masked"
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _random_twin(model: nn.Module, call: Call) -> tuple[nn.Module, Call]:
@@ -103,7 +118,7 @@ def _random_twin(model: nn.Module, call: Call) -> tuple[nn.Module, Call]:
     in_double = map_tensors(call, lambda t: t.double() if t.is_floating_point() else t)
     try:
         _run(double, in_double)
-    except _FAILURES:
+    except FAILURES:
         return twin, call
     return double, in_double
 
