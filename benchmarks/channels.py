@@ -147,8 +147,8 @@ def main(argv: list[str] | None = None) -> None:
 # The networks
 
 
-def prepare(name: str, batch: int, how: How, args, clock: Clock) -> tuple[list[Candidate], dict[str, float]]:
-    """Every network to be timed, and what finding, scoring, selecting and shrinking took, in seconds."""
+def prepare(name: str, batch: int, how: How, args, clock: Clock) -> tuple[list[Candidate], dict[str, float | None]]:
+    """Every network to be timed, and what finding, scoring, selecting and shrinking (the last) took, in seconds."""
     shape = SHAPES[name]
     narrow = {"width": QUICK_WIDTH} if args.quick else {}
     dense = build(name, seed=0, num_classes=shape.classes, in_channels=shape.channels, **narrow).to(how.device)
@@ -196,7 +196,7 @@ def prepare(name: str, batch: int, how: How, args, clock: Clock) -> tuple[list[C
     apart = seconds.pop("masked and shrunk apart", float("nan"))
     print("  seconds: " + "; ".join(f"{what} {s:.2f}" for what, s in seconds.items()))
     print(f"  outputs of masked and shrunk, float32: at most {apart:.1e} apart, relative to the largest", flush=True)
-    return candidates, {**seconds, "masked and shrunk apart": apart}
+    return candidates, {what: _short(value) for what, value in {**seconds, "masked and shrunk apart": apart}.items()}
 
 
 def _rivals(dense: nn.Module, example: torch.Tensor, smaller, args, clock: Clock) -> Iterator[Candidate]:
@@ -368,10 +368,15 @@ def _bounds(rows: list[Row]) -> Iterator[str]:
                 yield f"  {label}: {mode} / captured {gain:.2f} in training, {bound}"
 
 
-def _numbers(row: Row) -> dict:
+def _short(value):
     """Four digits are enough, and JSON has no NaN."""
-    short = lambda v: (float(f"{v:.4g}") if v == v else None) if isinstance(v, float) else v  # noqa: E731
-    return {k: [short(x) for x in v] if isinstance(v, list) else short(v) for k, v in asdict(row).items()}
+    if isinstance(value, list):
+        return [_short(v) for v in value]
+    return (float(f"{value:.4g}") if value == value else None) if isinstance(value, float) else value
+
+
+def _numbers(row: Row) -> dict:
+    return {key: _short(value) for key, value in asdict(row).items()}
 
 
 def _write(out: str | None, result: dict) -> None:

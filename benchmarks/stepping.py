@@ -62,11 +62,11 @@ class Stepper:
         """
         captured = "captured" in self.mode
         self.to_infer()
-        _warm_up(self._infer, captured)
+        _warm_up(self._infer, captured, self.how.device)
         if captured:
             self.infer = _capture(self._infer)
         self.to_train()
-        _warm_up(self._train, captured)
+        _warm_up(self._train, captured, self.how.device)
         self.optimizer.zero_grad(set_to_none=True)  # gradients are made in the graph's own memory
         if captured:
             self.train, peak = watched(lambda: _capture(self._train), self.how.device)
@@ -107,9 +107,9 @@ class Stepper:
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _warm_up(run, captured: bool) -> None:
+def _warm_up(run, captured: bool, device: torch.device) -> None:
     if not captured:
-        for _ in range(3 if torch.cuda.is_available() else 1):  # kernels are chosen in the first calls
+        for _ in range(3 if device.type == "cuda" else 1):  # kernels are chosen in the first calls
             run()
         return
     # On another stream than the default one, as captures must be warmed up.
