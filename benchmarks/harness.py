@@ -70,3 +70,20 @@ def machine(device: str) -> str:
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, float32 with TF32 in convolutions: {torch.backends.cudnn.allow_tf32}"
     return f"CPU, {torch.get_num_threads()} threads, float32"
+
+
+def each(run, times: int, device) -> float:
+    """Milliseconds a call of so many, one behind the other as in training: on a GPU they queue, and none waits."""
+    if device.type == "cuda":
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(times):
+            run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / times
+    began = time.perf_counter()
+    for _ in range(times):
+        run()
+    return 1000 * (time.perf_counter() - began) / times

@@ -1,0 +1,60 @@
+"""The benchmark of channels runs: on narrow networks, in this process, for what it writes and not for its times."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+HERE = ("channels", "stepping", "torch_pruning_rival", "harness")
+
+
+@pytest.fixture
+def channels(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    for name in HERE:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module("channels")
+    for name in HERE:
+        sys.modules.pop(name, None)
+
+
+def test_every_variant_is_measured_and_written(channels, tmp_path, capsys):
+    out = tmp_path / "rows.json"
+    options = ["--quick", "--no-memory", "--networks", "resnet18", "--sparsities", "0.9", "--repeats", "1"]
+    channels.main([*options, "--batch", "2", "--block", "1", "--torch-pruning", "--out", str(out)])
+    result = json.loads(out.read_text())
+    rows = {(row["variant"], row["round_to"]): row for row in result["rows"]}
+    assert list(rows)[:4] == [("dense", 1), ("masked", 1), ("shrunk", 1), ("shrunk", 8)]
+    dense, masked, shrunk = rows["dense", 1], rows["masked", 1], rows["shrunk", 1]
+    assert masked["parameters"] == dense["parameters"]
+    assert masked["flops"] == dense["flops"]
+    assert 0.09 * dense["parameters"] < shrunk["parameters"] <= 0.1 * dense["parameters"]
+    assert shrunk["flops"] < 0.6 * dense["flops"]
+    assert all(row["n"] == 1 and row["train_ms"] > 0 and row["infer_ms"] > 0 for row in rows.values())
+    assert dense["train_ratio"] == 1
+    assert shrunk["train_ratio"] == pytest.approx(dense["train_ms"] / shrunk["train_ms"], rel=1e-3)
+    assert result["pruning"]["resnet18"]["masked and shrunk apart"] < 1e-5
+    shown = capsys.readouterr().out
+    assert "1.53" in shown  # the paper's ratio at 90 %
+    if importlib.util.find_spec("torch_pruning") is None:
+        assert "torch-pruning: not installed" in shown
+    else:
+        assert rows["torch-pruning", 1]["flops"] == pytest.approx(shrunk["flops"], rel=0.1)
+
+
+def test_a_spent_budget_stops_with_what_there_is(channels, tmp_path, capsys):
+    out = tmp_path / "rows.json"
+    channels.main(["--quick", "--no-memory", "--budget", "0", "--out", str(out)])
+    result = json.loads(out.read_text())
+    assert result["rows"] == []
+    assert "budget 0 seconds" in result["stopped"]
+    assert "stopped after" in capsys.readouterr().out
+
+
+def test_what_needs_a_gpu_is_refused_without(channels, capsys):
+    with pytest.raises(SystemExit):
+        channels.main(["--modes", "captured"])
+    assert "CUDA graphs" in capsys.readouterr().err
