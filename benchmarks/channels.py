@@ -173,7 +173,7 @@ def prepare(name: str, batch: int, how: How, args, clock: Clock) -> tuple[list[C
             except SettingError as error:
                 print(f"  {sparsity:.0%}, round_to={round_to}: {error}")
                 continue
-            gone = [g for g, out in enumerate(found.removed(kept)) if out]
+            gone = found.removed(kept)
             masks[sparsity, round_to] = kept
             smaller[sparsity, round_to] = took("cut", lambda r=gone: plan_for(found, dense, r).shrink(dense))
     if masks:

@@ -179,4 +179,4 @@ def test_methods_that_work_in_rounds_are_compared_too(comparison):
         assert (row.kept, row.layers) == (masks.kept, masks.densities())
         assert row.score_seconds > 0
     assert got[3].accuracy is not None
-    assert "no one score to invert" in got[4].error
+    assert "no one score a weight to invert" in got[4].error

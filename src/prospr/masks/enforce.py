@@ -51,7 +51,7 @@ class Guard:
         return cast(Tensor, buffer)
 
     def __call__(self, grad: Tensor) -> Tensor:
-        return torch.where(self.mask, grad, 0.0)
+        return grad.masked_fill(~self.mask, 0.0)  # torch.where copies its number to a GPU, which a CUDA graph cannot
 
     @torch.no_grad()
     def zero(self) -> None:

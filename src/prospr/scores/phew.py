@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from prospr.errors import ModelError, SettingError
+from prospr.errors import SettingError
 from prospr.scores.base import Problem, Score, Scores
 
 if TYPE_CHECKING:
@@ -117,8 +117,6 @@ class _Network:
     """Layers in the order in which they run, and where walks may go from one to the next."""
 
     def __init__(self, problem: Problem, found: "Trace") -> None:
-        from prospr.channels.trace import INPUT, OUTPUT
-
         masks = problem.masks or {}
         named = dict(problem.model.named_parameters())
         owners = {id(p): module for module in problem.model.modules() for p in module._parameters.values()}
@@ -127,7 +125,6 @@ class _Network:
         ends = {name: _ends(name, named[name], owners[id(named[name])], found) for name in used}
         roots = sorted({root for pair in ends.values() for _, channels in pair for root in channels})
         number = {root: i for i, root in enumerate(roots)}
-        why = [None if root == ONE else found.forest.why_fixed(root) for root in roots]
         once: dict[str, _Layer] = {}
         for name, pair in ends.items():
             w = named[name] * masks[name].to(named[name].device) if name in masks else named[name]
@@ -135,15 +132,13 @@ class _Network:
             once[name] = _Layer(name, w, reads, writes, len(roots))
         self.layers = [once[name] for name in used]
         self.names = [name for name in problem.names if name in once]
-        one = number.get(ONE, -1)
+        # Inputs are channels that no layer before has written, outputs those that no layer after reads.
         starts, finish = [], []
         for k, layer in enumerate(self.layers):
-            first = not any(one in earlier.writes for earlier in self.layers[:k])
-            last = not any(one in later.reads for later in self.layers[k + 1 :])
-            starts += [(k, c) for c in sorted(layer.reads) if (first if c == one else why[c] == INPUT)]
-            finish += [(k, c) for c in sorted(layer.writes) if (last if c == one else why[c] == OUTPUT)]
-        if not starts or not finish:
-            raise ModelError("PHEW walks from inputs to outputs, and found no layer at one of the two ends")
+            written = set().union(*(earlier.writes for earlier in self.layers[:k]))
+            read = set().union(*(later.reads for later in self.layers[k + 1 :]))
+            starts += [(k, c) for c in sorted(layer.reads - written)]
+            finish += [(k, c) for c in sorted(layer.writes - read)]
         self._begin = {True: torch.tensor(starts), False: torch.tensor(finish)}
         self._next = {(forward, k): self._onward(forward, k) for forward in (True, False) for k in range(len(used))}
 
