@@ -117,7 +117,14 @@ def main(argv: list[str] | None = None) -> None:
     how = How(torch.device(args.device), args.precision, args.layout)
     how.set_up()
     clock = Clock(args.budget)
-    result = {"machine": str(how), "torch": torch.__version__, "method": args.method, "pruning": {}, "rows": []}
+    result = {
+        "machine": str(how),
+        "torch": torch.__version__,
+        "method": args.method,
+        "per_flop": args.per_flop,
+        "pruning": {},
+        "rows": [],
+    }
     print(f"torch {torch.__version__}, {how}; channels by {args.method}, random data", flush=True)
     for name in args.networks:
         if clock.over():
@@ -169,7 +176,9 @@ def prepare(name: str, batch: int, how: How, args, clock: Clock) -> tuple[list[C
     for sparsity in args.sparsities:
         for round_to in args.round_to:
             try:
-                kept = took("select", lambda s=sparsity, r=round_to: found.select(scores, s, round_to=r))
+                kept = took(
+                    "select", lambda s=sparsity, r=round_to: found.select(scores, s, round_to=r, per_flop=args.per_flop)
+                )
             except SettingError as error:
                 print(f"  {sparsity:.0%}, round_to={round_to}: {error}")
                 continue
@@ -393,6 +402,7 @@ def _arguments(argv: list[str] | None):
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--networks", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.8, 0.9, 0.95], help="shares of parameters")
+    parser.add_argument("--per-flop", action="store_true", help="compare scores by the FLOPs a channel costs")
     parser.add_argument("--round-to", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--method", default="3sp", choices=["magnitude", "3sp", "prospr"])
     parser.add_argument("--variants", nargs="+", default=["masked", "shrunk"], choices=["masked", "shrunk"],
