@@ -352,3 +352,13 @@ def test_a_model_that_cannot_take_one_sample():
     assert list(found.sets) == ["body.weight"]
     with pytest.raises(ValueError, match="pairs only"):
         find(model, X[:1])
+
+
+def test_groups_that_were_found_serve_as_the_example():
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    x = torch.randn(4, 8)
+    found = prospr.channels.groups(net, x)
+    masks = found.select(found.sum({n: p.detach().abs() for n, p in net.named_parameters()}), 0.5)
+    one, other = prospr.shrink(net, masks, found), prospr.shrink(net, masks, x)
+    assert torch.equal(one(x), other(x))
+    assert one[0].out_features == other[0].out_features < 16

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from prospr.channels.groups import find_groups
+from prospr.channels.groups import Groups, find_groups
 from prospr.channels.plan import Plan
 from prospr.channels.trial import plan_for, without_masks
 from prospr.errors import SettingError
@@ -18,10 +18,13 @@ __all__ = ["plan", "shrink"]
 
 
 def plan(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Plan:
-    """How `masks` make `model` smaller: every channel goes that no weight which is left reads. See `Plan`."""
+    """How `masks` make `model` smaller: every channel goes that no weight which is left reads. See `Plan`.
+
+    example: an input, a tuple of arguments, a dict of keyword arguments, or the `Groups` found with one.
+    """
     model = unwrap(model)
     with torch.inference_mode(False):
-        found = find_groups(model, call_of(example))
+        found = example if isinstance(example, Groups) else find_groups(model, call_of(example))
     return plan_for(found, without_masks(model), found.removed(Masks(masks)))
 
 
@@ -36,7 +39,8 @@ def shrink(
 ) -> nn.Module:
     """A plain, smaller nn.Module of the same classes, which computes what `model` computes under `masks`.
 
-    example: an input, a tuple of arguments or a dict of keyword arguments; one sample of it is run.
+    example: an input, a tuple of arguments or a dict of keyword arguments, of which one sample is run; or the `Groups`
+        that `prospr.channels.groups` found with one.
     weights: "keep" the initial ones; "rescale" them by sqrt(inputs before / inputs left), so that their variance fits
         the new number of inputs (3SP + rescale); or "redraw" them from `seed`, by `init(model)` or the layers' own
         reset_parameters (3SP + reinit).
