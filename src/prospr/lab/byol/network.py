@@ -78,8 +78,9 @@ class Byol(nn.Module):
         Running statistics of norm layers are the target's own: it sees the views too.
         """
         share = 1 - (self.momentum if momentum is None else momentum)
-        online = [*self.encoder.parameters(), *self.projector.parameters()]
-        torch._foreach_lerp_(list(self.target.parameters()), online, share)
+        online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
+        target: list[Tensor] = list(self.target.parameters())
+        torch._foreach_lerp_(target, online, share)
 
     def network(self, like: nn.Module, seed: int) -> nn.Module:
         """A copy of `like`, the network this was made from, with the encoder's weights and a classifier drawn anew.
@@ -155,8 +156,8 @@ def find_classifier(network: nn.Module, example: Tensor) -> str:
     name, features, output = called[-1]
     if features.dim() != 2 or not isinstance(result, Tensor) or not torch.equal(output, result):
         raise ModelError(
-            f"{kind}: its last Linear layer {name!r} is no classifier: it takes {tuple(features.shape)}, or its output is "
-            "not the network's; use a network that ends in a Linear layer of (images, features)"
+            f"{kind}: its last Linear layer {name!r} is no classifier: it takes {tuple(features.shape)}, or its output "
+            "is not the network's; use a network that ends in a Linear layer of (images, features)"
         )
     if not name:
         raise ModelError(f"{kind}: it is the classifier itself, so nothing is left to pretrain; use a deeper network")
