@@ -328,12 +328,26 @@ def test_a_cut_pretraining_goes_on_bit_for_bit(data, tmp_path):
     assert [path.name for path in file.parent.iterdir()] == ["byol.pt"]
     with pytest.raises(ValueError, match="another pretraining"):
         lab.pretrain(network, data, QUICK, seed=1, checkpoint=file)
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="damaged"):
+        lab.pretrain(network, data, QUICK, checkpoint=file)
+
+
+def test_half_precision_loses_little(data):
+    network = build("small_convnet", seed=0, width=4)
+    plain = lab.pretrain(network, data, QUICK, epochs=1)
+    short = lab.pretrain(network, data, replace(QUICK, bf16=True), epochs=1)
+    assert short.losses[0] == pytest.approx(plain.losses[0], rel=0.05)
+    assert short.losses != plain.losses
+    assert short.network.conv1.weight.dtype == torch.float32
 
 
 def test_impossible_pretrainings_are_refused(data):
     network = build("small_convnet", seed=0, width=4)
     with pytest.raises(ValueError, match="make no batch of 5000"):
         lab.pretrain(network, data, replace(QUICK, batch_size=5000))
+    with pytest.raises(TypeError, match="streamed"):
+        lab.pretrain(network, replace(data, train=[]), QUICK)
     with pytest.raises(ValueError, match="epochs"):
         lab.pretrain(network, data, epochs=0)
     with pytest.raises(LossError, match="learning rate"):

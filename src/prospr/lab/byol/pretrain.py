@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import time
 import uuid
 from collections.abc import Callable
@@ -108,6 +109,8 @@ def pretrain(
     if epochs is not None:
         settings = replace(settings, epochs=epochs)
     device = next(network.parameters()).device
+    if not isinstance(data.train, Split):
+        raise TypeError(f"{data.name}: its images are streamed; hold them in memory with load(name, root, size=64)")
     part = as_bytes(data.train).to(device)
     steps = len(part.images) // settings.batch_size
     if steps == 0:
@@ -119,15 +122,19 @@ def pretrain(
     if settings.bf16:
         byol.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
     optimizer = _optimizer(byol, settings)
-    saved = _Checkpoint(None if checkpoint is None else Path(checkpoint), network, byol, optimizer, settings, seed)
-    losses = saved.load()
+    saved = None
+    if checkpoint is not None:
+        what = f"{settings} seed={seed} data={data.name}/{len(part)} start={digest(state(network))}"
+        saved = _Checkpoint(Path(checkpoint), what, byol, optimizer)
+    losses = saved.load() if saved is not None else []
     byol.train()
     for epoch in range(len(losses), settings.epochs):
         total = _epoch(byol, optimizer, part, settings, seed, epoch, steps)
         losses.append(total.item() / steps)
         if not math.isfinite(losses[-1]):
             raise LossError(f"the loss is {losses[-1]} in epoch {epoch + 1}; lower the learning rate {settings.lr}")
-        saved.save(losses)
+        if saved is not None:
+            saved.save(losses)
         if progress is not None:
             progress(epoch + 1, losses[-1])
     result = byol.network(network, seed)
@@ -176,42 +183,35 @@ def _optimizer(byol: Byol, settings: Pretraining) -> torch.optim.SGD:
 
 
 class _Checkpoint:
-    """What a training needs to go on, in one file; without a path nothing is kept."""
+    """What a training needs to go on, in one file, and `what` it is a training of."""
 
-    def __init__(
-        self,
-        path: Path | None,
-        network: nn.Module,
-        byol: Byol,
-        optimizer: torch.optim.Optimizer,
-        settings: Pretraining,
-        seed: int,
-    ) -> None:
-        self.path, self.byol, self.optimizer = path, byol, optimizer
-        self.identity = "" if path is None else f"{settings} seed={seed} start={digest(state(network))}"
+    def __init__(self, path: Path, what: str, byol: Byol, optimizer: torch.optim.Optimizer) -> None:
+        self.path, self.what, self.byol, self.optimizer = path, what, byol, optimizer
 
     def load(self) -> list[float]:
         """The losses of the epochs that are done, their state being put back."""
-        if self.path is None or not self.path.exists():
+        if not self.path.exists():
             return []
-        found: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
-        if found.get("identity") != self.identity:
+        try:
+            found: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
+            what, losses = found["what"], list(found["losses"])
+        except (RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{self.path}: not a checkpoint, or a damaged one ({error}); delete it") from error
+        if what != self.what:
             raise ValueError(
-                f"{self.path}: a checkpoint of another pretraining ({found.get('identity')}); this one is "
-                f"{self.identity}. Give another file, or delete it"
+                f"{self.path}: a checkpoint of another pretraining ({what}); this one is {self.what}. "
+                "Give another file, or delete it"
             )
         self.byol.load_state_dict(found["byol"])
         self.optimizer.load_state_dict(found["optimizer"])
-        return list(found["losses"])
+        return losses
 
     def save(self, losses: list[float]) -> None:
-        if self.path is None:
-            return
         parts = {"byol": self.byol.state_dict(), "optimizer": self.optimizer.state_dict()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}.part")
         try:
-            torch.save({"identity": self.identity, "losses": losses, **parts}, temporary)
+            torch.save({"what": self.what, "losses": losses, **parts}, temporary)
             os.replace(temporary, self.path)
         finally:
             temporary.unlink(missing_ok=True)
