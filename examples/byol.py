@@ -100,7 +100,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, help="of the network; default: its own, 8 for resnet20 on a CPU")
     parser.add_argument("--epochs", type=int, help="of pretraining; default: 20 for digits, 5 for the others")
     parser.add_argument("--batch", type=int, help="default: 64 on a CPU, 256 on a GPU")
-    parser.add_argument("--lr", type=float, default=0.1, help="of pretraining (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=0.05, help="of pretraining (default: %(default)s)")
     parser.add_argument("--images", type=int, help="use so many; 0: all (default: all, but 2000 photographs on a CPU)")
     parser.add_argument(
         "--inner-lr",

@@ -39,7 +39,7 @@ class Pretraining:
 
     epochs: int = 1000
     batch_size: int = 256
-    lr: float = 0.1
+    lr: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 5e-4
     warmup: float = 0.01
