@@ -19,7 +19,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capsys):
     for block in blocks:  # a page's blocks follow one another
         exec(compile(block, str(page), "exec"), namespace)
     if page.parent == ROOT:
-        assert len(blocks) == 3
+        assert len(blocks) == 4
         assert (tmp_path / "masks.safetensors").exists()
         assert " 294 " in capsys.readouterr().out  # 5 % of 20 x 256 + 256 x 3 weights, in the printed table
         assert int(namespace["model"][0].weight.count_nonzero() + namespace["model"][2].weight.count_nonzero()) == 589
