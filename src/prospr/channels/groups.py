@@ -172,7 +172,7 @@ class Groups:
         removed = choose(
             self.costs(), self.sets, scores, sparsity, budget, round_to, per_flop, scope, keep_per_layer, gone
         )
-        return self.masks(removed)
+        return self.masks(removed).to(next(iter(scores.values())).device)
 
     def masks(self, removed: set[int]) -> Masks:
         """Masks of every parameter that has a channel which could go."""
