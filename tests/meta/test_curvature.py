@@ -35,6 +35,18 @@ def test_both_ends_of_the_spectrum(name):
     assert loose.magnitude == pytest.approx(ends.magnitude, rel=0.1)
 
 
+@pytest.mark.parametrize("name", ["mlp", "residual", "conv-batchnorm-maxpool", "unet", "lstm"])
+def test_the_larger_end_alone_takes_fewer_products(name):
+    case = BY_NAME[name]
+    loss = pure_loss(case.model(), **case.settings)
+    batch = case.batches(1)[0]
+    both = extreme_eigenvalues(loss, loss.params(), batch, most=80, tolerance=1e-7)
+    one = extreme_eigenvalues(loss, loss.params(), batch, both=False)
+    assert one.magnitude == pytest.approx(both.magnitude, rel=0.1)
+    assert one.products <= extreme_eigenvalues(loss, loss.params(), batch).products
+    assert stable_lr(loss, loss.params(), batch) == 1 / one.magnitude
+
+
 def test_a_negative_end_that_is_the_larger_sets_the_rate():
     saddle = lambda p, x: 0.5 * (torch.tensor([-8.0, 1.0, 2.0]) * p["w"] ** 2).sum()  # noqa: E731
     w = {"w": torch.zeros(3)}

@@ -33,11 +33,14 @@ def extreme_eigenvalues(
     *,
     most: int = 30,
     tolerance: float = 0.02,
+    both: bool = True,
     mode: Mode = "auto",
     micro_batch: int | None = None,
     seed: int = 0,
 ) -> Extremes:
     """Lanczos iteration on Hessian-vector products, until both ends move by less than `tolerance` of the larger.
+
+    With `both=False` it stops when the larger in size has settled; the other end may then be far off.
 
     Three vectors are held, whatever `most` is: without re-orthogonalisation eigenvalues may be found twice, but the
     extreme ones are right.
@@ -84,8 +87,10 @@ def extreme_eigenvalues(
         size = max(abs(ends[0]), abs(ends[1]))
         if beta.item() <= 1e-7 * max(size, 1e-30):
             break  # the space is exhausted: these are all the eigenvalues it has
-        if before is not None and max(abs(a - b) for a, b in zip(ends, before, strict=True)) <= tolerance * size:
-            break
+        if before is not None:
+            moved = max(abs(a - b) for a, b in zip(ends, before, strict=True))
+            if (moved if both else size - max(abs(before[0]), abs(before[1]))) <= tolerance * size:
+                break
         betas.append(beta)
         previous, v = v, {name: t / beta.to(t.dtype) for name, t in u.items()}
     assert ends is not None
@@ -114,7 +119,7 @@ def stable_lr(
     """
     if not kappa > 0:
         raise SettingError(f"kappa={kappa}: use a positive number, such as 0.5")
-    ends = extreme_eigenvalues(loss, params, batch, mode=mode, micro_batch=micro_batch, seed=seed)
+    ends = extreme_eigenvalues(loss, params, batch, both=False, mode=mode, micro_batch=micro_batch, seed=seed)
     if ends.magnitude == 0:
         raise DerivativeError("the loss has no curvature at these weights, so no learning rate follows from it")
     return kappa / ends.magnitude
