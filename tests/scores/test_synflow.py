@@ -10,6 +10,7 @@ from torch import nn
 
 import prospr
 from prospr import Iterative, SynFlow
+from prospr.lab.models import build
 
 LABELS = torch.zeros(1, dtype=torch.long)
 
@@ -109,3 +110,30 @@ def test_runs_on_every_network(case):
         case.model(), case.batches(1), 0.5, method=Iterative(SynFlow(), rounds=3), collapse="ignore", **case.settings
     )
     assert masks.kept == round(0.5 * masks.total)
+
+
+def test_a_small_scale_keeps_saturating_activations_linear():
+    def net(activation):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 20, bias=False), activation, nn.Linear(20, 20, bias=False), activation,
+                             nn.Linear(20, 3, bias=False)).double()  # fmt: skip
+
+    batches = [(torch.ones(1, 6, dtype=torch.float64), torch.tensor([0]))]
+    wanted = prospr.score(net(nn.ReLU()), batches, method=prospr.SynFlow())
+    low = prospr.score(net(nn.ReLU6()), batches, method=prospr.SynFlow(scale=1e-9))
+    assert all(torch.allclose(low[name], wanted[name], rtol=1e-10, atol=0) for name in wanted)
+    with torch.no_grad():
+        loud = net(nn.ReLU6())
+        loud[0].weight.mul_(1e3)
+    silent = prospr.score(loud, batches, method=prospr.SynFlow())
+    assert (silent["0.weight"] == 0).all()  # every unit is at its limit
+    with pytest.raises(prospr.errors.SettingError, match="scale=0"):
+        prospr.SynFlow(scale=0)
+
+
+def test_mobilenet_with_relu6():
+    model = build("mobilenet", seed=0, width=8)
+    batches = [(torch.ones(1, 3, 32, 32), torch.tensor([0]))]
+    method = prospr.Iterative(prospr.SynFlow(scale=1e-20), rounds=5)
+    masks = prospr.prune(model, batches, 0.9, method=method)
+    assert not masks.empty()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prospr.errors import SettingError
 from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import evaluation_mode, one_sample
 from prospr.scores.base import Problem, Score, Scores
@@ -19,6 +20,10 @@ class SynFlow(Score):
     In eval mode and float64: the products of many layers leave float32. Only the shape of the data is looked at. Meant
     for many rounds (method="synflow" takes 100): in one shot it empties layers.
 
+    scale: the input is ones times this. It changes nothing for ReLU and layers without bias. Activations that saturate
+        (ReLU6, Hardswish) pass no gradient where every weight is positive and signals add up; a small scale, such as
+        1e-20, keeps them in the range where they are linear.
+
     >>> import torch, prospr
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.ReLU(), torch.nn.Linear(8, 2, bias=False))
     >>> scores = prospr.score(net, [(torch.randn(1, 4), torch.tensor([0]))], method=prospr.SynFlow())
@@ -26,9 +31,15 @@ class SynFlow(Score):
     [0.5, 0.5]
     """
 
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise SettingError(f"SynFlow(scale={self.scale!r}): use a positive number")
+
     def saliency(self, problem: Problem) -> Scores:
         call = problem.known_call("SynFlow")
-        args, kwargs = map_tensors(one_sample(call), lambda t: torch.ones_like(_double(t)) if _real(t) else t)
+        args, kwargs = map_tensors(one_sample(call), lambda t: self._ones(t) if _real(t) else t)
 
         def flow_of(model, _):
             out = model(*args, **kwargs)
@@ -47,6 +58,9 @@ class SynFlow(Score):
             grads = torch.autograd.grad(flow, wanted, allow_unused=True, materialize_grads=True)
         sizes = {name: w.double().abs() for name, w in problem.weights().items()}
         return {name: sizes[name] * g for name, g in zip(problem.names, grads, strict=True)}
+
+    def _ones(self, t: Tensor) -> Tensor:
+        return torch.full_like(_double(t), self.scale)
 
 
 def _real(t: Tensor) -> bool:
