@@ -1,8 +1,10 @@
 """Groups: the channels of a network that must go together, what they are worth and what they cost."""
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,52 +62,30 @@ class Groups:
     ) -> None:
         self.parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self.read = {
-            axis
-            for axis, labels in found.axes.items()
-            if axis[0] in self.parameters and not found.written.intersection(labels)
+            axis for axis, labels in found.axes.items() if axis[0] in self.parameters and not _written(found, labels)
         }
         self.tensors = {name for name, _ in found.axes}
-        members: dict[int, dict[Axis, int]] = {}
-        for axis, labels in found.axes.items():
-            for root in found.forest.roots(labels):
-                if found.forest.why_fixed(root) is None:
-                    counts = members.setdefault(root, {})
-                    counts[axis] = counts.get(axis, 0) + 1
-        kinds: dict[tuple[tuple[Axis, int], ...], list[int]] = {}
-        for root, counts in members.items():
-            if any(name in self.parameters for name, _ in counts):
-                kinds.setdefault(tuple(counts.items()), []).append(root)
         self.sets: dict[str, list[int]] = {}
-        self.refused: dict[str, str] = {}
-        number: dict[int, int] = {}
-        alone = {axis for axis, labels in found.axes.items() if len(set(found.forest.roots(labels))) == 1}
-        names: list[str] = []
-        for kind, roots in kinds.items():
-            makers = [axis for axis, _ in kind if axis not in self.read and len(self.parameters.get(axis[0], ())) > 1]
-            name = _name((makers or [kind[0][0]])[0][0], names)
-            names.append(name)
-            if name in frozen:
-                self.refused[name] = frozen[name]
-            elif reason := _not_allowed(model, [name for (name, _), _ in kind], only):
-                self.refused[name] = reason
-            elif any(axis in alone for axis, _ in kind):
-                self.refused[name] = "all its channels are tied to one another"
-            else:
+        number: dict[int, int] = {}  # root of a class of labels -> group
+        refused: dict[int, str] = {}
+        for name, kind, roots in _named_kinds(found, self):
+            why = frozen.get(name) or _not_allowed(model, kind, only) or _all_tied(found, kind)
+            if why is None:
                 self.sets[name] = list(range(len(number), len(number) + len(roots)))
                 number.update(zip(roots, self.sets[name], strict=True))
+            else:
+                refused.update(dict.fromkeys(roots, why))
         self.count = len(number)
         self.in_training = found.in_training
         to_group = lambda labels: [number.get(root, -1) for root in found.forest.roots(labels)]  # noqa: E731
         self.axes = {axis: to_group(labels) for axis, labels in found.axes.items()}
         self.coupled = {name for (name, _), ids in self.axes.items() if max(ids, default=-1) >= 0}
         self.attributes = [(a, to_group(a.labels)) for a in found.attributes]
-        products = {root for pair in found.summed if all(map(found.written.intersection, pair))
-                    for root in found.forest.roots(pair[0])}  # fmt: skip
-        self._products = {number[root] for root in products if root in number}
+        # Channels that meet in a product of two results (queries and keys) are read by more than weights.
+        products = [first for first, second in found.summed if _written(found, first) and _written(found, second)]
+        self._products = {group for labels in products for group in to_group(labels)} - {-1}
         self._terms = _terms(model, self, [_numbered(term, to_group) for term in found.flops])
-        refused = {root: self.refused[name] for name, kind in zip(names, kinds, strict=True) if name in self.refused
-                   for root in kinds[kind]}  # fmt: skip
-        self.kept_whole = _kept_whole(model, self, found, refused)
+        self.kept_whole = _kept_whole(self, found, refused)
 
     def __len__(self) -> int:
         return self.count
@@ -256,16 +236,40 @@ class Groups:
         return "\n".join(f"{left.ljust(width)}  {right}".rstrip() for left, right in rows)
 
 
-def _name(parameter: str, taken: list[str]) -> str:
-    name, k = parameter, 2
-    while name in taken:
-        name, k = f"{parameter} ({k})", k + 1
-    return name
+def _written(found: Trace, labels: Sequence[int]) -> bool:
+    return not found.written.isdisjoint(labels)
 
 
-def _not_allowed(model: nn.Module, names: Sequence[str], only: Sequence[str] | None) -> str | None:
+def _named_kinds(found: Trace, groups: Groups) -> Iterator[tuple[str, list[Axis], list[int]]]:
+    """Channels that have the same places, as (name, places, roots); named by the first weight that makes them."""
+    members: dict[int, Counter[Axis]] = {}
+    for axis, labels in found.axes.items():
+        for root in found.forest.roots(labels):
+            if found.forest.why_fixed(root) is None:
+                members.setdefault(root, Counter())[axis] += 1
+    kinds: dict[tuple[tuple[Axis, int], ...], list[int]] = {}
+    for root, places in members.items():
+        if any(name in groups.parameters for name, _ in places):
+            kinds.setdefault(tuple(places.items()), []).append(root)
+    taken: set[str] = set()
+    for kind, roots in kinds.items():
+        axes = [axis for axis, _ in kind]
+        makers = [n for n, d in axes if (n, d) not in groups.read and len(groups.parameters.get(n, ())) > 1]
+        first = (makers or [axes[0][0]])[0]
+        others = (f"{first} ({k})" for k in itertools.count(2))
+        name = first if first not in taken else next(other for other in others if other not in taken)
+        taken.add(name)
+        yield name, axes, roots
+
+
+def _all_tied(found: Trace, axes: Sequence[Axis]) -> str | None:
+    alone = any(len(set(found.forest.roots(found.axes[axis]))) == 1 for axis in axes)
+    return "all its channels are tied to one another" if alone else None
+
+
+def _not_allowed(model: nn.Module, axes: Sequence[Axis], only: Sequence[str] | None) -> str | None:
     named = dict(model.named_parameters())
-    for name in names:
+    for name, _ in axes:
         if name in named and named[name].dim() > 1:
             if only is not None and name not in only:
                 return f"{name} is not among prunable="
@@ -305,7 +309,7 @@ def _outputs(layer: nn.Module, name: str, weight: Tensor, found: Groups) -> Term
     return Term(layer.groups, (tuple(columns),)) if columns is not None else Term(layer.groups, ())
 
 
-def _kept_whole(model: nn.Module, found: Groups, seen: Trace, refused: Mapping[int, str]) -> dict[str, str]:
+def _kept_whole(found: Groups, seen: Trace, refused: Mapping[int, str]) -> dict[str, str]:
     """Layers of which some output channel cannot go, and the reason; those of the network's own output must not."""
     kept = {}
     for (name, dim), labels in seen.axes.items():
