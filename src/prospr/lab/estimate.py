@@ -32,7 +32,7 @@ class Estimate:
     step_seconds: float | None
     basis: str
     scoring: str
-    """What the method's scoring costs, in words."""
+    """What scoring costs with the method's own settings, in words."""
 
     @property
     def seconds(self) -> float | None:
@@ -55,15 +55,14 @@ def estimate(
     (12, 23)
     """
     device, recipe = torch.device(device), experiment.trained_by
-    scoring = "none" if experiment.method == DENSE else f"{method_of(experiment).cost or 'unknown'} training steps"
+    scoring = "none" if experiment.method == DENSE else f"in training steps: {method_of(experiment).cost or 'unknown'}"
     try:
         data = Loader(torch.device("cpu"), root, download=False)(experiment)
     except MissingDataError:
         train = datasets()[experiment.dataset].counts.partition(" ")[0].replace(",", "")
         count = round(int(train) * (1 - experiment.data.validation)) if train.isdigit() else 0
-        return Estimate(
-            recipe.epochs, -(-count // recipe.batch_size), None, f"{experiment.dataset} is not here", scoring
-        )
+        steps = -(-count // recipe.batch_size)
+        return Estimate(recipe.epochs, steps, None, f"{experiment.dataset} is not here", scoring)
     parts = Parts(experiment, data.to(device), device)
     steps = len(parts.batches(recipe.batch_size))
     before = _recorded(experiment, folder, device)
