@@ -264,7 +264,7 @@ def test_found_by_the_first_digits(unbroken, tmp_path):
     for other in ("abc1", "abc2"):
         (tmp_path / other).mkdir()
         (tmp_path / other / "experiment.json").write_text("{}")
-    with pytest.raises(FolderError, match="2 runs .* begin with 'ab'"):
+    with pytest.raises(FolderError, match=r"2 runs .* begin with 'ab'"):
         find_run("ab", tmp_path)
 
 
@@ -457,6 +457,61 @@ def test_what_another_process_is_at_is_waited_for(tmp_path):
     finally:
         holder.kill()
         holder.join()
+
+
+GRAPH = Options(save_every=0, engine="graph")  # the step of a graph, uncaptured: it runs on a CPU too
+
+
+def trained_together(monkeypatch):
+    """How many runs each trainer was made for, from now on."""
+    sizes, real = [], running.trainer_for
+    monkeypatch.setattr(running, "trainer_for", lambda runs, *rest: sizes.append(len(runs)) or real(runs, *rest))
+    return sizes
+
+
+def test_together_each_gives_what_it_gives_alone(tmp_path, monkeypatch):
+    sizes = trained_together(monkeypatch)
+    wanted = [small(epochs=2), small("dense", epochs=2), small(epochs=3), small(epochs=2, seed=1)]
+    wanted.insert(1, small("magnitude", epochs=2, sparsity=0.999))
+    results = run_many(wanted, tmp_path, "cpu", together=3, options=GRAPH)
+    assert sizes == [2, 1, 1]  # one of the first three fails; three epochs cannot go with two
+    assert [one.error is None for one in results] == [True, False, True, True, True]
+    for one, result in zip(wanted, results, strict=True):
+        if result.error is None:
+            assert_same(result, run(one, tmp_path / "alone", "cpu", options=GRAPH))
+
+
+def test_together_killed_and_resumed(tmp_path, monkeypatch):
+    wanted = [small(seed=seed) for seed in range(3)]
+
+    def stop(done, total, text):
+        if done > 1.5:  # after two of four epochs of three runs; the second was not saved
+            raise KeyboardInterrupt
+
+    unbroken = run_many(wanted, tmp_path / "unbroken", "cpu", together=3, options=GRAPH)
+    with pytest.raises(KeyboardInterrupt):
+        run_many(wanted, tmp_path / "killed", "cpu", stop, together=3, options=GRAPH)
+    (tmp_path / "killed" / wanted[1].identity / "checkpoint.safetensors").unlink()  # this one begins again
+    sizes = trained_together(monkeypatch)
+    results = run_many(wanted, tmp_path / "killed", "cpu", together=3, options=GRAPH)
+    assert sorted(sizes) == [1, 2]
+    for before, after in zip(unbroken, results, strict=True):
+        assert_same(before, after)
+
+
+def test_what_cannot_be_trained_together_is_trained_alone(tmp_path, monkeypatch):
+    real = running.trainer_for
+
+    def only_alone(runs, *rest):
+        if len(runs) > 1:
+            raise RuntimeError("out of memory")
+        return real(runs, *rest)
+
+    monkeypatch.setattr(running, "trainer_for", only_alone)
+    wanted = [small(epochs=1, seed=seed) for seed in range(2)]
+    with pytest.warns(UserWarning, match=r"2 runs could not be trained together \(out of memory\)"):
+        results = run_many(wanted, tmp_path, "cpu", together=2, options=GRAPH)
+    assert [one.error for one in results] == [None, None]
 
 
 @pytest.mark.gpu

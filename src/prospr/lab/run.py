@@ -127,7 +127,7 @@ def run_many(
     for experiment in experiments:
         check(experiment)
     where = choose_device(device)
-    size = together if where.type == "cuda" and options.engine != "eager" else 1
+    size = together if options.engine == "graph" or (options.engine == "auto" and where.type == "cuda") else 1
     loader = Loader(where, options.root, options.download)
     pending = list({one.identity: one for one in experiments}.values())
     total = len(pending)
