@@ -35,36 +35,26 @@ def shell(*words, **settings):
 
 def test_help_of_every_command_without_torch():
     code = f"""
-import sys, time
+import sys
 from prospr.cli import main
-start = time.perf_counter()
 for words in [["--help"], *([name, "--help"] for name in {COMMANDS!r}), ["--version"]]:
     assert main(words) == 0, words
     assert "torch" not in sys.modules, words
-print("seconds", (time.perf_counter() - start) / {len(COMMANDS) + 2})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     for text in (*COMMANDS, "--sparsity", "--inner-lr", "--dry-run", f"prospr {prospr.__version__}"):
         assert text in done.stdout
-    assert float(done.stdout.split("seconds")[-1]) < 2  # a tenth of that on a machine that does nothing else
 
 
 def test_help_comes_at_once():
-    quickest = min(_seconds("run", "--help") for _ in range(3))
-    assert quickest < 3 * _seconds_of_python() + 0.5
-
-
-def _seconds(*words):
+    """On a machine that does nothing else in 0.3 s; here, whatever else runs, long before torch is imported."""
     start = time.perf_counter()
-    assert shell(*words).returncode == 0
-    return time.perf_counter() - start
-
-
-def _seconds_of_python():
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    torch_took = time.perf_counter() - start
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
-    return time.perf_counter() - start
+    assert shell("run", "--help").returncode == 0
+    assert time.perf_counter() - start < 0.7 * torch_took
 
 
 def test_show_imports_no_torch(tmp_path):
@@ -85,8 +75,8 @@ def test_options_are_those_of_the_api():
     assert parse("run").experiment.make() == Experiment()
     asked = parse(
         "run --dataset cifar10 --network resnet20 --settings width 8 shortcut B --method force --sparsity 0.95 "
-        "--seed 3 --recipe prospr-cifar --validation 0.1 --pad 2 --flip False --scope layer --granularity weight --rounds 5 "
-        "--score-batch-size 64 --epochs 20 --lr 0.05 --drops 3 7 --nesterov True --precision bf16 "
+        "--seed 3 --recipe prospr-cifar --validation 0.1 --pad 2 --flip False --scope layer --granularity weight "
+        "--rounds 5 --score-batch-size 64 --epochs 20 --lr 0.05 --drops 3 7 --nesterov True --precision bf16 "
         "--evaluate-every 5"
     )
     assert asked.experiment.make() == Experiment(

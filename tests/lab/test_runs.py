@@ -333,6 +333,29 @@ def test_segmentation_is_inferred_from_the_data_set(loss, tmp_path, monkeypatch)
     assert 0 < result.figure <= 1
 
 
+def test_images_that_are_streamed(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for part, count in (("train", 6), ("val", 2)):
+        for label, grey in (("dark", 40), ("light", 200)):
+            home = tmp_path / "images" / part / label
+            home.mkdir(parents=True)
+            for number in range(count):
+                image.new("RGB", (40, 32), (grey + number,) * 3).save(home / f"{number}.png")
+    settings = {"width": 2, "stem": "7x7"}
+    training = Training(epochs=2, batch_size=4)
+    pruning = Pruning(score_batch_size=4)
+    data = Data(images=str(tmp_path / "images"))
+    one = Experiment(
+        dataset="folder", network="resnet18", settings=settings, method="snip", data=data, pruning=pruning,
+        training=training, sparsity=0.5,
+    )  # fmt: skip
+    result = run(one, tmp_path / "runs", "cpu", options=EVERY_EPOCH)
+    assert result.sizes["num_classes"] == 2
+    assert result.steps == 6
+    interrupted(one, tmp_path / "again", epoch=2)
+    assert_same(result, run(one, tmp_path / "again", "cpu"))
+
+
 def test_every_method_sees_the_same_for_one_seed():
     dense, pruned, other = (
         Parts(one, digits(), torch.device("cpu")) for one in (small("dense"), small("force"), small("dense", seed=1))

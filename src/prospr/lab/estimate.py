@@ -11,7 +11,6 @@ import torch
 from prospr.errors import FolderError
 from prospr.lab.data import MissingDataError, datasets
 from prospr.lab.experiment import DENSE, Experiment
-from prospr.lab.files import read_json
 from prospr.lab.making import Loader, Parts, method_of
 from prospr.lab.runfolder import FOLDER, finished
 from prospr.lab.train import Run
@@ -68,7 +67,8 @@ def estimate(
     before = _recorded(experiment, folder, device)
     if before is not None:
         return Estimate(recipe.epochs, steps, before, "as runs before took", scoring)
-    return Estimate(recipe.epochs, steps, _tried(parts, steps), "a few steps were tried in plain PyTorch", scoring)
+    basis = "a few steps were tried in plain PyTorch" + (", before shrinking" if experiment.pruning.shrink else "")
+    return Estimate(recipe.epochs, steps, _tried(parts, steps), basis, scoring)
 
 
 def _recorded(experiment: Experiment, folder: str | os.PathLike[str], device: torch.device) -> float | None:
@@ -80,8 +80,7 @@ def _recorded(experiment: Experiment, folder: str | os.PathLike[str], device: to
             one, made = result.experiment, result.environment
             alike = _kind(one) == _kind(experiment) and made.get("device") == device.type
             if alike and name in (None, made.get("device_name")):
-                steps = read_json(result.folder / "result.json")["steps"]
-                found.append((made["when"], result.seconds["train"] / steps))
+                found.append((made["when"], result.seconds["train"] / result.steps))
     except (FolderError, KeyError, ValueError, TypeError):  # a folder that is not in order is no reason not to answer
         pass
     return max(found)[1] if found else None

@@ -39,7 +39,7 @@ USUAL = {
     "fashion-mnist": Usual("small_convnet", "prospr-cifar", pad=2, flip=True),
     "tiny-imagenet": Usual("resnet18", "prospr-cifar", pad=4, flip=True),
     "imagenet": Usual("resnet50", "prospr-imagenet", flip=True),
-    "folder": Usual("resnet18", "prospr-imagenet", flip=True),
+    "folder": Usual("resnet50", "prospr-imagenet", flip=True),
     "isbi2012": Usual("unet", "unet-cells", flip=True),
     "phc-c2dh-u373": Usual("unet", "unet-cells", flip=True),
     "dic-c2dh-hela": Usual("unet", "unet-cells", flip=True),

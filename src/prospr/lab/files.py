@@ -25,12 +25,13 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         fill(temporary)
-        _flush(temporary)
+        with temporary.open("rb+") as file:  # to the disk, not only to the operating system
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush(path.parent)
+    _flush_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -85,14 +86,12 @@ def locked(path: Path, wait: bool = False) -> Generator[None, None, None]:
         yield
 
 
-def _flush(path: Path) -> None:
-    """To the disk, not only to the operating system."""
+def _flush_folder(path: Path) -> None:
+    """The new name too; where folders cannot be opened (Windows), the operating system sees to it."""
     try:
         handle = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows cannot open a folder
-        if path.is_dir():
-            return
-        raise
+    except PermissionError:
+        return
     try:
         os.fsync(handle)
     finally:

@@ -44,6 +44,7 @@ def wandb(project: str = "prospr") -> MakeLogger:
                 config=experiment.to_dict(),
                 dir=str(folder),
                 resume="allow",
+                reinit="create_new",  # runs that are trained together each have theirs
             )
         )
 

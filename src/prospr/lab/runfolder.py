@@ -33,6 +33,7 @@ class RunResult:
     epochs: one table an epoch: "epoch", "loss", "train", "lr", "seconds", and "validation" and "test" where seen.
     sizes: parameters before and after, weights kept, density of every layer.
     seconds: "score" and "train", tests not included.
+    steps: of training, in all epochs.
     environment: versions, git revision, device, command.
     notes: anything unusual, such as a damaged checkpoint.
     error: of a run that failed, in one line.
@@ -46,6 +47,7 @@ class RunResult:
     sizes: Mapping[str, Any]
     seconds: Mapping[str, float]
     environment: Mapping[str, Any]
+    steps: int = 0
     notes: Sequence[str] = ()
     error: str | None = None
 
@@ -155,6 +157,7 @@ class RunFolder:
                 sizes=stored["sizes"],
                 seconds=stored["seconds"],
                 environment=stored["environment"],
+                steps=stored["steps"],
                 notes=stored["notes"],
             )
         except (KeyError, AttributeError, ValueError) as error:
