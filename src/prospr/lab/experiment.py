@@ -224,7 +224,11 @@ class Experiment:
         >>> Experiment(dataset="cifar10", method="snip", sparsity=0.95, seed=2).label
         'resnet20, cifar10, snip 95 %, seed 2'
         """
-        pruned = DENSE if self.method == DENSE else f"{self.method} {100 * self.sparsity:g} %"
+        pruned, how = DENSE, self.pruning
+        if self.method != DENSE:
+            pruned = f"{self.method} {100 * self.sparsity:g} %"
+            pruned += f" by {how.granularity}" if how.granularity is not None else ""
+            pruned += " shrunk" if how.shrink else ""
         return f"{self.network_name}, {self.dataset}, {pruned}, seed {self.seed}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -258,6 +262,8 @@ class Experiment:
             for name, value in self.training.changes.items()
             if value == getattr(named if name == "epochs" else base, name)
         }
+        if self.training.loss == "cross-entropy":
+            own["loss"] = None
         dense = self.method == DENSE
         return replace(
             self,

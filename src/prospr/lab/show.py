@@ -168,7 +168,8 @@ def _figures(result: RunResult) -> list[str]:
         rows.append(("kept", kept + (f", effective {100 * effective:.2f} %" if effective is not None else "")))
     rows.append(("parameters", _change(sizes["parameters"], sizes["trained_parameters"])))
     rows.append(("FLOPs", _change(sizes["flops"], sizes["trained_flops"])))
-    rows.append(("time", f"scoring {duration(seconds['score'])}, training {duration(seconds['train'])}"))
+    scoring = f"scoring {duration(seconds['score'])}, " if "kept" in sizes else ""
+    rows.append(("time", f"{scoring}training {duration(seconds['train'])}"))
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     rows.append(("made", f"{made['when']} on {made['device_name']}, {versions}"))
     rows.append(("revision", made["git"] or "of an installed package"))
