@@ -13,7 +13,7 @@ from prospr.lab.data import Batches, CropFlip, Split, digits
 from prospr.lab.models import build
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import segmentation
-from prospr.lab.train import _uses_graph, train, train_together
+from prospr.lab.train import train, train_together, uses_graph
 from prospr.lab.training import CaptureError, EagerTrainer, GraphTrainer, Run
 from prospr.lab.training.flat import ALIGN, Flat
 from prospr.lab.training.numerics import Numerics
@@ -472,8 +472,8 @@ def test_five_runs_two_at_a_time(data):
 def test_the_engine_follows_the_work(data):
     long = replace(EXACT, epochs=100)
     on_gpu = make_run(data, recipe=long, device="cuda")
-    assert _uses_graph(on_gpu, "auto")
-    assert not _uses_graph(make_run(data, recipe=EXACT, device="cuda"), "auto")  # ten steps are not worth a capture
-    assert not _uses_graph(replace(on_gpu, batches=replace(on_gpu.batches, augment=lambda i, g: i)), "auto")
-    assert not _uses_graph(make_run(data, recipe=long), "auto")
-    assert not _uses_graph(on_gpu, "eager")
+    assert uses_graph(on_gpu, "auto")
+    assert not uses_graph(make_run(data, recipe=EXACT, device="cuda"), "auto")  # ten steps are not worth a capture
+    assert not uses_graph(replace(on_gpu, batches=replace(on_gpu.batches, augment=lambda i, g: i)), "auto")
+    assert not uses_graph(make_run(data, recipe=long), "auto")
+    assert not uses_graph(on_gpu, "eager")

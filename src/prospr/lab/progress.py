@@ -7,27 +7,30 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import TextIO
 
 Report = Callable[[float, int, str], None]
 
 
 @contextmanager
-def progress_bar(title: str) -> Generator[Report, None, None]:
-    """Give a function `report(done, total, text)`; `done` may be a fraction.
+def progress_bar(title: str, out: TextIO | None = None) -> Generator[Report, None, None]:
+    """Give a function `report(done, total, text)`; `done` may be a fraction. `out` is by default sys.stdout.
 
     >>> with progress_bar("training") as report:
     ...     report(1, 2, "first run")
     [1/2] first run (... left)
     """
-    if sys.stdout.isatty() and find_spec("rich") is not None:
-        with _rich_bar(title) as report:
+    out = out or sys.stdout
+    if out.isatty() and find_spec("rich") is not None:
+        with _rich_bar(title, out) as report:
             yield report
     else:
-        yield plain_lines()
+        yield plain_lines(out)
 
 
 @contextmanager
-def _rich_bar(title: str) -> Generator[Report, None, None]:
+def _rich_bar(title: str, out: TextIO) -> Generator[Report, None, None]:
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
@@ -39,7 +42,7 @@ def _rich_bar(title: str) -> Generator[Report, None, None]:
         TimeRemainingColumn(compact=True),
         TextColumn("{task.fields[text]}", markup=False),
     )
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=Console(file=out)) as bar:
         task = bar.add_task(title, total=None, text="")
 
         def report(done: float, total: int, text: str) -> None:
@@ -48,7 +51,7 @@ def _rich_bar(title: str) -> Generator[Report, None, None]:
         yield report
 
 
-def plain_lines() -> Report:
+def plain_lines(out: TextIO | None = None) -> Report:
     """Print one line for each whole step done, with the time left."""
     start = time.perf_counter()
     printed = 0
@@ -59,6 +62,6 @@ def plain_lines() -> Report:
             return
         printed = int(done)
         left = (time.perf_counter() - start) / done * (total - done)
-        print(f"[{printed}/{total}] {text} ({left:.0f} s left)", flush=True)
+        print(f"[{printed}/{total}] {text} ({left:.0f} s left)", file=out, flush=True)
 
     return report

@@ -104,6 +104,8 @@ def recipes() -> dict[str, Recipe]:
         "missing-the-mark-tiny": Recipe(200, 256, 0.2, weight_decay=1e-4, drops=(100, 150), warmup=5),
         # The paper gives the epochs of its U-Nets and no more; the other settings are ours.
         "unet-cells": Recipe(50, 4, 0.05, weight_decay=1e-4, schedule="cosine", warmup=1),
+        # Ours: what `make run` trains by.
+        "digits": Recipe(12, 64, 0.1, drops=(8, 11)),
     }
 
 

@@ -15,7 +15,7 @@ from prospr.lab.tasks import Task, classification
 from prospr.lab.training import CaptureError, EagerTrainer, Epoch, GraphTrainer, Result, Run, Trainer, evaluate
 from prospr.lab.training.store import drawn_ahead
 
-__all__ = ["Epoch", "Result", "Run", "evaluate", "train", "train_together"]
+__all__ = ["Engine", "Epoch", "Result", "Run", "evaluate", "train", "train_together", "trainer_for", "uses_graph"]
 
 Engine = Literal["auto", "eager", "graph"]
 PAYS_FROM = 300  # steps; to warm up and capture one costs as much as some two hundred eager ones
@@ -60,7 +60,7 @@ def train(
     >>> len(result.train_losses)
     1
     """
-    trainer = _trainer([Run(model, train_batches, recipe, masks, task or classification())], engine, compile)
+    trainer = trainer_for([Run(model, train_batches, recipe, masks, task or classification())], engine, compile)
     if state is not None:
         trainer.load_states([state])
     (result,) = trainer.train(
@@ -99,16 +99,17 @@ def train_together(
     if together < 1:
         raise ValueError(f"together is {together}; use at least 1")
     results: list[Result] = []
-    size = together if runs and _uses_graph(runs[0], engine) else 1
+    size = together if runs and uses_graph(runs[0], engine) else 1
     for first in range(0, len(runs), size):
-        trainer = _trainer(runs[first : first + size], engine, compile)
+        trainer = trainer_for(runs[first : first + size], engine, compile)
         tell = None if progress is None else lambda done, epochs, first=first: progress(first, done, epochs)
         results += trainer.train(test, validation, evaluate_every, progress=tell)
         del trainer  # its graph and memory, before the next is made
     return results
 
 
-def _uses_graph(run: Run, engine: Engine) -> bool:
+def uses_graph(run: Run, engine: Engine) -> bool:
+    """Whether `engine` means a CUDA graph for this run, which others can then share."""
     if engine not in ("auto", "eager", "graph"):
         raise ValueError(f"unknown engine {engine!r}; known: auto, eager, graph")
     if engine == "auto":
@@ -117,8 +118,9 @@ def _uses_graph(run: Run, engine: Engine) -> bool:
     return engine == "graph"
 
 
-def _trainer(runs: Sequence[Run], engine: Engine, compile: bool) -> Trainer:
-    if not _uses_graph(runs[0], engine):
+def trainer_for(runs: Sequence[Run], engine: Engine = "auto", compile: bool = False) -> Trainer:
+    """What trains `runs` side by side; several only where `uses_graph` says so."""
+    if not uses_graph(runs[0], engine):
         return EagerTrainer(runs[0])
     try:
         return GraphTrainer(runs, compile=compile)

@@ -54,12 +54,13 @@ class Trainer(ABC):
         evaluate_every: int = 0,
         checkpoint: Checkpoint | None = None,
         progress: Progress | None = None,
+        due: Callable[[int], bool] | None = None,
     ) -> list[Result]:
         """Train all epochs that are left; one result a run.
 
         test: looked at after the last epoch; with `evaluate_every=k` also after every k-th, which changes nothing else.
         validation: looked at after every epoch, or every k-th.
-        checkpoint: called with `states()` after every epoch.
+        checkpoint: called with `states()` after every epoch, or after those for which `due(epochs_done)` is true.
         progress: called with the number of epochs done and how the last went, run by run, after every epoch.
         """
         while self.epoch < self.epochs:
@@ -71,7 +72,7 @@ class Trainer(ABC):
                 self._look("test", test)
             if progress is not None:
                 progress(self.epoch, [epochs[-1] for epochs in self.history])
-            if checkpoint is not None:
+            if checkpoint is not None and (due is None or due(self.epoch)):
                 checkpoint(self.states())
         figures = [{} for _ in self.runs] if test is None else self._look("test", test)
         self.write_back()

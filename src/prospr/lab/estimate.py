@@ -1,0 +1,108 @@
+"""What an experiment would cost, without running it: steps, and seconds from runs before or from a few steps now."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+
+from prospr.errors import FolderError
+from prospr.lab.data import MissingDataError, datasets
+from prospr.lab.experiment import DENSE, Experiment
+from prospr.lab.making import Loader, Parts, method_of
+from prospr.lab.runfolder import FOLDER, finished
+from prospr.lab.train import Run
+from prospr.lab.training import EagerTrainer
+
+__all__ = ["Estimate", "estimate"]
+
+PATIENCE = 2.0  # seconds that trying a few steps may take
+MOST = 20  # steps tried
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """epochs of `steps` steps, at `step_seconds` each where that is known; `basis` says from where."""
+
+    epochs: int
+    steps: int
+    step_seconds: float | None
+    basis: str
+    scoring: str
+    """What scoring costs with the method's own settings, in words."""
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.step_seconds is None else self.epochs * self.steps * self.step_seconds
+
+
+def estimate(
+    experiment: Experiment,
+    folder: str | os.PathLike[str] = FOLDER,
+    device: torch.device | str = "cpu",
+    root: str | os.PathLike[str] | None = None,
+) -> Estimate:
+    """The cost of training. Nothing is downloaded, and nothing is written.
+
+    Seconds are those of finished runs in `folder` of the same network, data and batches on such a device; without any,
+    a few steps are tried in plain PyTorch, which on a GPU is slower than the training will be.
+
+    >>> cost = estimate(Experiment(), "no such folder")
+    >>> cost.epochs, cost.steps
+    (12, 23)
+    """
+    device, recipe = torch.device(device), experiment.trained_by
+    scoring = "none" if experiment.method == DENSE else f"in training steps: {method_of(experiment).cost or 'unknown'}"
+    try:
+        data = Loader(torch.device("cpu"), root, download=False)(experiment)
+    except MissingDataError:
+        train = datasets()[experiment.dataset].counts.partition(" ")[0].replace(",", "")
+        count = round(int(train) * (1 - experiment.data.validation)) if train.isdigit() else 0
+        steps = -(-count // recipe.batch_size)
+        return Estimate(recipe.epochs, steps, None, f"{experiment.dataset} is not here", scoring)
+    parts = Parts(experiment, data.to(device), device)
+    steps = len(parts.batches(recipe.batch_size))
+    before = _recorded(experiment, folder, device)
+    if before is not None:
+        return Estimate(recipe.epochs, steps, before, "as runs before took", scoring)
+    basis = "a few steps were tried in plain PyTorch" + (", before shrinking" if experiment.pruning.shrink else "")
+    return Estimate(recipe.epochs, steps, _tried(parts, steps), basis, scoring)
+
+
+def _recorded(experiment: Experiment, folder: str | os.PathLike[str], device: torch.device) -> float | None:
+    """Seconds a step of the latest run that is like it."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    found: list[tuple[str, float]] = []
+    try:
+        for result in finished(folder):
+            one, made = result.experiment, result.environment
+            alike = _kind(one) == _kind(experiment) and made.get("device") == device.type
+            if alike and name in (None, made.get("device_name")):
+                found.append((made["when"], result.seconds["train"] / result.steps))
+    except (FolderError, KeyError, ValueError, TypeError):  # a folder that is not in order is no reason not to answer
+        pass
+    return max(found)[1] if found else None
+
+
+def _kind(one: Experiment) -> tuple:
+    shrunk = (one.method, one.sparsity, one.pruning) if one.pruning.shrink and one.method != DENSE else None
+    recipe = one.trained_by
+    return one.network_name, one.settings, one.dataset, one.data.size, recipe.batch_size, recipe.precision, shrunk
+
+
+def _tried(parts: Parts, steps: int) -> float:
+    recipe = parts.experiment.trained_by
+    trainer = EagerTrainer(Run(parts.network(), parts.batches(recipe.batch_size), recipe, None, parts.task))
+    taken, spent = 0, 0.0
+    for size in (1, MOST):  # the first is slower than the rest, and tells how many more there is time for
+        count = min(size, steps - taken if taken else size, max(1, int(PATIENCE / spent)) if spent else size)
+        if count < 1:
+            break
+        start = time.perf_counter()
+        trainer.train_steps(count)
+        if parts.device.type == "cuda":
+            torch.cuda.synchronize(parts.device)
+        taken, spent = taken + count, (time.perf_counter() - start) / count
+    return spent

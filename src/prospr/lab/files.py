@@ -1,0 +1,98 @@
+"""Files that appear whole or not at all, and a lock that a dead process does not keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prospr.errors import FolderError
+
+__all__ = ["BusyError", "locked", "read_json", "sweep_up", "write", "write_json", "write_text"]
+
+
+class BusyError(FolderError):
+    """Another process is at work on this run."""
+
+
+def write(path: Path, fill: Callable[[Path], object]) -> None:
+    """Let `fill` write a temporary file beside `path`, and give it that name once it is on the disk."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        fill(temporary)
+        with temporary.open("rb+") as file:  # to the disk, not only to the operating system
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _flush_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a file that `write_json` wrote."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # JSON's and Unicode's are ValueErrors
+        raise FolderError(
+            f"{path}: the file is damaged ({error}); delete it, and what it held is made again"
+        ) from error
+    if not isinstance(content, dict):
+        raise FolderError(f"{path}: the file is damaged (it holds no table); delete it, and what it held is made again")
+    return content
+
+
+def sweep_up(folder: Path) -> None:
+    """Remove what a killed process left half written; call it with the lock held."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, wait: bool = False) -> Generator[None, None, None]:
+    """Hold the lock `path`; without `wait`, an error where another process holds it.
+
+    The operating system lets go of it when its holder dies, however that happens. Without fcntl (Windows) there is no
+    lock.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise BusyError(f"{path.parent}: {holder} is at work on this run; wait for it, or end it") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def _flush_folder(path: Path) -> None:
+    """The new name too; where folders cannot be opened (Windows), the operating system sees to it."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

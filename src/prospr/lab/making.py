@@ -1,0 +1,205 @@
+"""From an experiment's plain values to the things it is made of: data, network, task, method, masks."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import prospr
+from prospr.errors import SettingError
+from prospr.lab.data import Batches, CropFlip, Dataset, Files, Split, Stream, datasets, load
+from prospr.lab.experiment import DENSE, Experiment, Pruning
+from prospr.lab.models import build, networks
+from prospr.lab.models.packages import from_package
+from prospr.lab.progress import Report
+from prospr.lab.tasks import Task, classification, segmentation
+from prospr.masks.patterns import Granularity, parse
+from prospr.registry import Method, find
+
+__all__ = ["Loader", "Parts", "check", "method_of", "network"]
+
+
+def check(experiment: Experiment) -> None:
+    """Raise for a name that is not known and a setting that cannot be, before anything is loaded or run."""
+    entry = datasets()[experiment.dataset]
+    if experiment.data.size is not None and not entry.resizable:
+        raise SettingError(f"data.size={experiment.data.size}: {entry.name} has images of {entry.shape}; leave it out")
+    name = experiment.network_name
+    make = from_package(name) if ":" in name else networks().get(name)
+    if make is None:
+        raise SettingError(
+            f"unknown network {name!r}; known names: {', '.join(networks())}, and 'package.module:function' for any "
+            "other"
+        )
+    taken = _parameters(make)
+    unknown = [key for key in experiment.settings if taken is not None and key not in taken]
+    if unknown:
+        raise SettingError(f"network {name!r} has no setting {unknown[0]!r}; it has {', '.join(taken or ())}")
+    if experiment.method != DENSE:
+        method_of(experiment)
+
+
+def method_of(experiment: Experiment) -> Method:
+    """The pruning method with its changes.
+
+    >>> from prospr.lab.experiment import Experiment, Pruning
+    >>> method_of(Experiment(pruning=Pruning(steps=1, rounds=5))).score.rounds
+    5
+    """
+    pruning, known = experiment.pruning, prospr.methods()
+    if experiment.method not in known:
+        raise SettingError(f"unknown method {experiment.method!r}; known names: {DENSE}, {', '.join(known)}")
+    method = find(experiment.method)
+    rule = method.rule
+    given = {
+        "steps": ("steps", pruning.steps),
+        "inner_lr": ("lr", pruning.inner_lr),
+        "inner_momentum": ("momentum", pruning.inner_momentum),
+        "order": ("order", pruning.order),
+    }
+    changes = {field: value for field, value in given.values() if value is not None}
+    if changes and not isinstance(rule.score, prospr.ProsPr):
+        name = next(name for name, (_, value) in given.items() if value is not None)
+        raise SettingError(f"pruning.{name} is for ProsPr, and the method is {experiment.method!r}; leave it out")
+    if changes:
+        rule = replace(rule, score=replace(rule.score, **changes))
+    if pruning.rounds is not None:
+        rule = replace(rule, rounds=pruning.rounds)
+    granularity = method.granularity if pruning.granularity is None else _granularity(pruning.granularity)
+    if granularity == "channel":
+        if pruning.scope == "erk":
+            raise SettingError("pruning.scope='erk' is for single weights; for channels use 'global' or 'layer'")
+    else:
+        usual = Pruning()
+        given = [name for name in ("budget", "round_to", "per_flop") if getattr(pruning, name) != getattr(usual, name)]
+        if given:
+            raise SettingError(f"pruning.{given[0]} is for channels; set pruning.granularity to 'channel'")
+        if parse(granularity)[0] == "n:m":
+            n, m = parse(granularity)[1:]
+            if abs(experiment.sparsity - (1 - n / m)) > 1e-6:
+                raise SettingError(
+                    f"pruning.granularity={granularity!r} prunes {1 - n / m:g}, and sparsity is {experiment.sparsity:g}"
+                )
+    return replace(method, score=rule, granularity=granularity, scope=pruning.scope or method.scope)
+
+
+class Loader:
+    """Loads data sets onto `device`, each once."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        root: str | os.PathLike[str] | None = None,
+        download: bool = True,
+        progress: Report | None = None,
+    ) -> None:
+        self.device, self._root, self._download, self._progress = device, root, download, progress
+        self._loaded: dict[tuple, Dataset] = {}
+
+    def __call__(self, experiment: Experiment) -> Dataset:
+        name, data = experiment.dataset, experiment.data
+        key = name, data.images, data.size, data.validation
+        if key not in self._loaded:
+            root = data.images if data.images is not None else self._root
+            loaded = load(name, root, download=self._download, size=data.size, progress=self._progress)
+            if data.validation > 0:  # the same images whatever the seed, so that runs can be compared on them
+                loaded = loaded.split_validation(data.validation, seed=0)
+            self._loaded[key] = loaded.to(self.device)
+        return self._loaded[key]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an experiment is made of. The weights, the order of the images and their augmentation depend on its seed."""
+
+    experiment: Experiment
+    data: Dataset
+    device: torch.device
+    workers: int = 0
+
+    @cached_property
+    def task(self) -> Task:
+        loss = self.experiment.training.loss
+        if datasets()[self.experiment.dataset].task == "segmentation":
+            return segmentation(self.data.num_classes, loss or "cross-entropy")
+        return classification()
+
+    @property
+    def example(self) -> Tensor:
+        """One image as the network takes it."""
+        train = self.data.train
+        if isinstance(train, Files):
+            images, _ = next(iter(train.select(torch.tensor([0])).in_order(1)))
+            return images
+        return train.inputs(0, 1)
+
+    def network(self) -> nn.Module:
+        """The network with its first weights, the same every time."""
+        return network(self.experiment, self.data.num_classes, self.example.shape[1]).to(self.device)
+
+    def batches(self, batch_size: int) -> Batches | Stream:
+        """Augmented batches of the training images."""
+        train, seed = self.data.train, self.experiment.seed
+        pad, flip = self.experiment.augmentation
+        if isinstance(train, Files):
+            return train.batches(batch_size, seed, augment=flip, workers=self.workers)
+        assert isinstance(train, Split)
+        return train.batches(batch_size, seed, CropFlip(pad, flip) if pad or flip else None)
+
+    def score(self) -> prospr.Masks:
+        """What the method keeps."""
+        experiment, pruning = self.experiment, self.experiment.pruning
+        method = method_of(experiment)
+        model = self.network()
+        return prospr.prune(
+            model,
+            self.batches(pruning.score_batch_size),
+            experiment.sparsity,
+            method=method,
+            loss=self.task.loss,
+            keep_per_layer=pruning.keep_per_layer,
+            budget=pruning.budget,
+            round_to=pruning.round_to,
+            per_flop=pruning.per_flop,
+            example=self.example,
+            seed=experiment.seed,
+        )
+
+
+def network(experiment: Experiment, num_classes: int, in_channels: int) -> nn.Module:
+    """The network of an experiment for images of `in_channels` channels.
+
+    >>> network(Experiment(settings={"width": 4}), num_classes=3, in_channels=2).conv1
+    Conv2d(2, 4, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+    """
+    name = experiment.network_name
+    taken = _parameters(from_package(name) if ":" in name else networks()[name])
+    if taken is None:  # it takes anything: what timm and torchvision understand
+        taken = ("num_classes", "in_chans") if name.startswith("timm:") else ("num_classes",)
+    ends = {"num_classes": num_classes, "in_channels": in_channels, "in_chans": in_channels}
+    fitting = {key: value for key, value in ends.items() if key in taken}
+    return build(name, seed=experiment.seed, **{**fitting, **experiment.settings})
+
+
+def _granularity(text: str) -> Granularity:
+    if text == "channel":
+        return text
+    block = re.fullmatch(r"(\d+)x(\d+)", text)
+    found: Granularity = (int(block[1]), int(block[2])) if block else text
+    parse(found)  # an error for anything else
+    return found
+
+
+def _parameters(make: Any) -> tuple[str, ...] | None:
+    """The names of a function's parameters; None where it takes any."""
+    parameters = inspect.signature(make).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return None
+    return tuple(one.name for one in parameters)

@@ -1,0 +1,473 @@
+"""Run experiments, each in a folder of its own: what is finished is not run again, what was killed goes on.
+
+>>> import tempfile
+>>> from prospr.lab.experiment import Experiment, Training
+>>> with tempfile.TemporaryDirectory() as folder:
+...     result = run(Experiment(method="snip", sparsity=0.9, training=Training(epochs=1)), folder)
+>>> result.headline, result.sizes["kept"], len(result.epochs)
+('accuracy', 1659, 1)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import prospr
+from prospr.channels import Plan
+from prospr.counting import flops
+from prospr.errors import MaskFileError, PlanError, PruningError, SettingError
+from prospr.lab.checkpoints import Checkpoints, DamagedWarning
+from prospr.lab.environment import environment, now
+from prospr.lab.experiment import DENSE, Experiment
+from prospr.lab.files import BusyError, locked, sweep_up, write
+from prospr.lab.loggers import Logger, MakeLogger
+from prospr.lab.making import Loader, Parts, check, network
+from prospr.lab.progress import Report
+from prospr.lab.runfolder import FOLDER, RunFolder, RunResult
+from prospr.lab.train import Engine, Epoch, Result, Run, trainer_for, uses_graph
+from prospr.masks import store
+
+__all__ = ["Options", "RunResult", "choose_device", "run", "run_many", "trained"]
+
+# What one run of many may fail with while the others go on.
+FAILURES = (PruningError, ValueError, TypeError, ArithmeticError, RuntimeError, ImportError)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How experiments are run; nothing here changes what they give.
+
+    root: where data sets lie and are downloaded to; see `prospr.lab.data.load`.
+    workers: processes that decode images which are streamed.
+    save_every: seconds between checkpoints; 0 writes one after every epoch. The last epoch always has one.
+    loggers: see `prospr.lab.loggers`.
+    engine, compile: see `prospr.lab.train.train`.
+    """
+
+    root: str | os.PathLike[str] | None = None
+    download: bool = True
+    workers: int = 0
+    save_every: float = 30.0
+    loggers: Sequence[MakeLogger] = ()
+    engine: Engine = "auto"
+    compile: bool = False
+
+
+def run(
+    experiment: Experiment,
+    folder: str | os.PathLike[str] = FOLDER,
+    device: torch.device | str | None = None,
+    progress: Report | None = None,
+    *,
+    wait: bool = False,
+    options: Options | None = None,
+) -> RunResult:
+    """Run `experiment` in `folder/<identity>/`, or go on with it, or give its result where it is finished.
+
+    device: by default a GPU where there is one.
+    progress: `progress(epochs_done, epochs, text)` is called after every epoch, of those that were left to train.
+    wait: where another process is at work on this run, wait for its result; otherwise that is an error.
+
+    An error is written to error.json and raised; the run can be run again.
+    """
+    options = options or Options()
+    check(experiment)
+    place = RunFolder(experiment, folder)
+    if place.done:
+        return place.result()
+    where = choose_device(device)
+    with ExitStack() as held:
+        if not _claim(place, held, wait):
+            return place.result()
+        work = _Work(place, Loader(where, options.root, options.download), options)
+        with work.recording():
+            work.prepare(progress)
+            (result,) = _train([work], options, _by_epochs(progress, work))
+            return work.finish(result)
+
+
+def run_many(
+    experiments: Sequence[Experiment],
+    folder: str | os.PathLike[str] = FOLDER,
+    device: torch.device | str | None = None,
+    progress: Report | None = None,
+    *,
+    together: int = 4,
+    options: Options | None = None,
+) -> list[RunResult]:
+    """Run `experiments`, on a GPU `together` at a time; one result each. Data sets are loaded once.
+
+    progress: `progress(runs_done, runs, text)`, with fractions of runs, after every epoch.
+
+    A run that fails has a result with its `error`, and the others go on. What another process is at work on is left to
+    it and waited for at the end, so that several processes can share one list.
+
+    >>> import tempfile
+    >>> from prospr.lab.experiment import Experiment, Training
+    >>> short = Training(epochs=1, batch_size=256)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     results = run_many([Experiment(method=m, training=short) for m in ("dense", "snip")], folder)
+    >>> [result.error for result in results]
+    [None, None]
+    """
+    options = options or Options()
+    if together < 1:
+        raise SettingError(f"together={together}: use at least 1")
+    for experiment in experiments:
+        check(experiment)
+    where = choose_device(device)
+    size = together if options.engine == "graph" or (options.engine == "auto" and where.type == "cuda") else 1
+    loader = Loader(where, options.root, options.download)
+    pending = list({one.identity: one for one in experiments}.values())
+    total = len(pending)
+    results: dict[str, RunResult] = {}
+    busy: list[Experiment] = []
+
+    def tell(fraction: float, text: str) -> None:
+        if progress is not None:
+            progress(len(results) + fraction, total, text)
+
+    def take(found: RunResult) -> None:
+        results[found.experiment.identity] = found
+        tell(0.0, describe(found))
+
+    for experiment in list(pending):
+        place = RunFolder(experiment, folder)
+        if place.done:
+            pending.remove(experiment)
+            take(place.result())
+    for group in _groups(pending, size):
+        with ExitStack() as held:
+            works = []
+            for experiment in group:
+                place = RunFolder(experiment, folder)
+                try:
+                    if _claim(place, held, wait=False):
+                        works.append(_Work(place, loader, options))
+                    else:
+                        take(place.result())
+                except BusyError:
+                    busy.append(experiment)
+            _run_group(works, options, tell, take)
+    for experiment in busy:
+        try:
+            take(run(experiment, folder, where, wait=True, options=options))
+        except FAILURES as error:
+            take(RunFolder(experiment, folder).failure(_reason(error)))
+    return [results[one.identity] for one in experiments]
+
+
+def describe(result: RunResult) -> str:
+    """A run and its outcome in one line."""
+    if result.error is not None:
+        return f"{result.experiment.label}: failed: {result.error}"
+    return f"{result.experiment.label}: {result.headline} {100 * result.figure:.2f} %"
+
+
+def choose_device(device: torch.device | str | None = None) -> torch.device:
+    """`device`, or a GPU where there is one.
+
+    >>> choose_device("cpu")
+    device(type='cpu')
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise SettingError(f"device={str(device)!r} is not known; use 'cpu', 'cuda' or 'cuda:1'") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"device={str(device)!r}: there is no GPU that PyTorch can use; use 'cpu'")
+    return chosen
+
+
+def trained(result: RunResult) -> nn.Module:
+    """The network of a finished run, with its last weights, on the CPU."""
+    sizes, experiment = result.sizes, result.experiment
+    model = network(experiment, sizes["num_classes"], sizes["image"][0])
+    plan = result.folder / "plan.json"
+    if experiment.pruning.shrink and plan.exists():
+        model = Plan.load(plan).shrink(model)
+    masks = result.masks
+    points = Checkpoints(result.folder, _mark(experiment, masks))
+    state = points.read(points.latest)
+    model.load_state_dict({n.removeprefix("model."): value for n, value in state.items() if n.startswith("model.")})
+    return model
+
+
+class _Work:
+    """A run under way, its folder locked by this process."""
+
+    def __init__(self, place: RunFolder, loader: Loader, options: Options) -> None:
+        self.place, self.experiment, self.options = place, place.experiment, options
+        self._loader = loader
+        self._began = time.perf_counter()
+
+    def prepare(self, progress: Report | None = None) -> None:
+        """Bring data, masks, network and the last checkpoint together."""
+        experiment, place = self.experiment, self.place
+        sweep_up(place.path)
+        place.begin()
+        self.notes: list[str] = []
+        self.parts = Parts(experiment, self._loader(experiment), self._loader.device, self.options.workers)
+        self.score_seconds = 0.0
+        self.masks = None if experiment.method == DENSE else self._masks(progress)
+        self.plan = self._plan() if self.masks is not None and experiment.pruning.shrink else None
+        model, masks = self.parts.network(), self.masks
+        if masks is not None and self.plan is not None:
+            model, masks = self.plan.shrink(model), self.plan.masks(masks)
+        if masks is not None and masks.kept == masks.total:
+            masks = None  # nothing is left to hold at zero
+        recipe = experiment.trained_by
+        self.run = Run(model, self.parts.batches(recipe.batch_size), recipe, masks, self.parts.task)
+        self.points = Checkpoints(place.path, _mark(experiment, self.masks))
+        self.state, note = self.points.load()
+        if note is not None:
+            self._note(note)
+        epochs = [] if self.state is None else [Epoch(*row) for row in self.state["history"].tolist()]
+        place.write_metrics(epochs)
+        self.done = len(epochs)
+        self._loggers: list[Logger] = [make(experiment, place.path, self.done) for make in self.options.loggers]
+
+    def _masks(self, progress: Report | None) -> prospr.Masks:
+        """Those of the folder, or scored now and stored before anything is trained."""
+        path = self.place.masks
+        if path.exists():
+            try:
+                found, notes = store.load(path)
+                masks = prospr.Masks(found)
+                if notes.get("checksum") != masks.digest():
+                    raise MaskFileError("its checksum is another")
+                self.score_seconds = float(notes["seconds"])
+                return masks.to(self.parts.device)
+            except (MaskFileError, KeyError, ValueError) as error:
+                self._note(f"{path.name}: {error}; scored again")
+        if progress is not None:
+            progress(0, self.experiment.trained_by.epochs, "scoring")
+        start = time.perf_counter()
+        masks = self.parts.score()
+        self.score_seconds = time.perf_counter() - start
+        notes = {"checksum": masks.digest(), "seconds": repr(self.score_seconds), "run": self.experiment.identity}
+        write(path, lambda temporary: masks.save(temporary, **notes))
+        return masks
+
+    def _plan(self) -> Plan:
+        assert self.masks is not None
+        path = self.place.plan
+        if path.exists():
+            try:
+                return Plan.load(path)
+            except PlanError as error:
+                self._note(f"{path.name}: {error}; planned again")
+        plan = prospr.channels.plan(self.parts.network(), self.masks, self.parts.example)
+        write(path, plan.save)
+        return plan
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        warnings.warn(f"{self.place.path}: damaged: {text}", DamagedWarning, stacklevel=4)
+
+    def tell(self, epochs: Sequence[Epoch]) -> None:
+        """Record how the epochs so far went."""
+        self.place.write_metrics(epochs)
+        last = {key: value for key, value in epochs[-1]._asdict().items() if value == value}
+        for logger in self._loggers:
+            logger.epoch(len(epochs), last)
+
+    def finish(self, result: Result) -> RunResult:
+        place, parts = self.place, self.parts
+        place.write_metrics(result.epochs)
+        self.points.finish()
+        for logger in self._loggers:
+            logger.end(result.test)
+        return place.finish(
+            {
+                "headline": parts.task.headline,
+                "figures": {name: value if math.isfinite(value) else None for name, value in result.test.items()},
+                "sizes": self._sizes(),
+                "seconds": {
+                    "score": self.score_seconds,
+                    "train": result.seconds,
+                    "last_session": time.perf_counter() - self._began,
+                },
+                "steps": self.run.steps * len(result.epochs),
+                "resumed_at": self.done,
+                "environment": environment(parts.device),
+                "notes": self.notes,
+            }
+        )
+
+    def _sizes(self) -> dict[str, Any]:
+        parts, masks, example = self.parts, self.masks, self.parts.example
+        first = parts.network()
+        sizes: dict[str, Any] = {
+            "parameters": sum(p.numel() for p in first.parameters()),
+            "trained_parameters": sum(p.numel() for p in self.run.model.parameters()),
+            "flops": flops(first, example),
+            "trained_flops": flops(self.run.model, example),
+            "image": list(example.shape[1:]),
+            "num_classes": parts.data.num_classes,
+        }
+        if masks is not None:
+            seen = prospr.inspect(first, masks, example)
+            sizes |= {
+                "kept": masks.kept,
+                "total": masks.total,
+                "density": masks.density,
+                "effective_density": seen.effective_density,
+                "layers": masks.densities(),
+            }
+        return sizes
+
+    @contextmanager
+    def recording(self) -> Generator[None, None, None]:
+        """Write an error down on its way."""
+        try:
+            yield
+        except Exception as error:
+            self.place.fail(
+                {
+                    "error": _reason(error),
+                    "traceback": "".join(traceback.format_exception(error)),
+                    "when": now(),
+                    "environment": environment(self._loader.device),
+                }
+            )
+            raise
+
+
+def _claim(place: RunFolder, held: ExitStack, wait: bool) -> bool:
+    """Take the lock of a run into `held`; False where it is finished by now."""
+    place.path.mkdir(parents=True, exist_ok=True)
+    held.enter_context(locked(place.lock, wait))
+    return not place.done
+
+
+def _train(works: Sequence[_Work], options: Options, tell: Callable[[int, Sequence[Epoch]], None]) -> list[Result]:
+    """Train what was prepared, side by side where there are several; they are all at the same epoch."""
+    trainer = trainer_for([work.run for work in works], options.engine, options.compile)
+    states: list[dict[str, Tensor]] = [work.state for work in works if work.state is not None]
+    if states:
+        trainer.load_states(states)
+    saved = time.perf_counter()
+
+    def due(epoch: int) -> bool:
+        return epoch == trainer.epochs or time.perf_counter() - saved >= options.save_every
+
+    def save(states: Sequence[dict[str, Tensor]]) -> None:
+        nonlocal saved
+        for work, state in zip(works, states, strict=True):
+            work.points.save(state)
+        saved = time.perf_counter()
+
+    def told(done: int, epochs: Sequence[Epoch]) -> None:
+        for work, history in zip(works, trainer.history, strict=True):
+            work.tell(history)
+        tell(done, epochs)
+
+    data, every = works[0].parts.data, works[0].experiment.training.evaluate_every
+    return trainer.train(data.test, data.validation, every, save, told, due)
+
+
+def _run_group(
+    works: Sequence[_Work],
+    options: Options,
+    tell: Callable[[float, str], None],
+    take: Callable[[RunResult], None],
+) -> None:
+    """Run what is locked, side by side as far as it fits together; what fails is recorded and the rest goes on."""
+    ready: dict[tuple, list[_Work]] = {}
+    for work in works:
+        try:
+            with work.recording():
+                work.prepare(lambda done, total, text, work=work: tell(0.0, f"{work.experiment.label}: {text}"))
+        except FAILURES as error:
+            take(work.place.failure(_reason(error)))
+            continue
+        alone = None if uses_graph(work.run, options.engine) else work.experiment.identity
+        ready.setdefault((work.done, work.run.steps, alone), []).append(work)
+    for group in ready.values():
+        if len(group) > 1:
+            try:
+                _finish_all(group, options, tell, take)
+                continue
+            except FAILURES as error:  # not captured, out of memory: each may still work alone
+                warnings.warn(f"{len(group)} runs could not be trained together ({error}); one by one", stacklevel=3)
+        for work in group:
+            if work.place.done:
+                continue
+            try:
+                with work.recording():
+                    if len(group) > 1:
+                        work.prepare()
+                    _finish_all([work], options, tell, take)
+            except FAILURES as error:
+                take(work.place.failure(_reason(error)))
+
+
+def _finish_all(
+    works: Sequence[_Work],
+    options: Options,
+    tell: Callable[[float, str], None],
+    take: Callable[[RunResult], None],
+) -> None:
+    def told(done: int, epochs: Sequence[Epoch]) -> None:
+        share, last = done / works[0].run.recipe.epochs, works[-1].experiment.label
+        beside = f" and {len(works) - 1} beside it" if len(works) > 1 else ""
+        if share < 1:
+            tell(len(works) * share, f"{last}{beside}: {_epoch(epochs[-1])}")
+
+    for work, result in zip(works, _train(works, options, told), strict=True):
+        take(work.finish(result))
+
+
+def _groups(experiments: Sequence[Experiment], size: int) -> list[list[Experiment]]:
+    """Up to `size` experiments that can share a graph; in the order they were given."""
+    alike: dict[tuple, list[list[Experiment]]] = {}
+    groups: list[list[Experiment]] = []
+    for one in experiments:
+        data, recipe = one.data, one.trained_by
+        key = (one.dataset, data.images, data.size, data.validation, recipe.epochs, recipe.batch_size)
+        key += (one.training.evaluate_every,)
+        mine = alike.setdefault(key, [])
+        if not mine or len(mine[-1]) == size:
+            mine.append([])
+            groups.append(mine[-1])
+        mine[-1].append(one)
+    return groups
+
+
+def _by_epochs(progress: Report | None, work: _Work) -> Callable[[int, Sequence[Epoch]], None]:
+    """Tell of the epochs that were left when this process began: those have its speed."""
+    total = work.run.recipe.epochs
+
+    def told(done: int, epochs: Sequence[Epoch]) -> None:
+        if progress is not None:
+            progress(done - work.done, total - work.done, f"epoch {done}: {_epoch(epochs[0])}")
+
+    return told
+
+
+def _epoch(epoch: Epoch) -> str:
+    text = f"loss {epoch.loss:.4f}, train {100 * epoch.train:.2f} %"
+    return text + (f", validation {100 * epoch.validation:.2f} %" if epoch.validation == epoch.validation else "")
+
+
+def _mark(experiment: Experiment, masks: prospr.Masks | None) -> str:
+    return f"{experiment.identity} {DENSE if masks is None else masks.digest()}"
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"
