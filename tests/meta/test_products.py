@@ -1,5 +1,8 @@
 """Gradients, Hessian-vector products and the fused kernels inside them."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +12,7 @@ from torch import nn
 
 import prospr
 from prospr.meta import gradient, hvp, pure_loss
+from prospr.meta.products import Products
 
 
 def by_differences(loss, params, batch, vector, h=1e-5):
@@ -178,3 +182,25 @@ def test_micro_batches_of_named_tuples_dicts_and_scalars():
     assert gradient(mean, w, batch, micro_batch=4)[1]["w"].item() == pytest.approx(5.0)
     named = lambda p, b: (p["w"] * b["x"]).mean() * b["times"]  # noqa: E731
     assert gradient(named, w, {"x": torch.arange(6.0), "times": 2}, micro_batch=5)[1]["w"].item() == pytest.approx(5.0)
+
+
+def test_a_narrow_strided_shortcut_keeps_its_layout_on_the_cpu():
+    """oneDNN corrupts memory there in channels-last (torch 2.13); see `_overruns`."""
+    narrow = nn.Sequential(nn.Conv2d(3, 8, 1, stride=2), nn.Flatten(), nn.LazyLinear(2))
+    narrow(torch.zeros(1, 3, 8, 8))
+    wide = nn.Sequential(nn.Conv2d(16, 8, 1, stride=2), nn.Flatten())
+    assert Products(pure_loss(narrow)).layout == torch.contiguous_format
+    assert Products(pure_loss(wide)).layout == torch.channels_last
+    assert Products(pure_loss(nn.Conv2d(3, 8, 3, stride=2))).layout == torch.channels_last
+
+
+@pytest.mark.slow
+def test_a_narrow_resnet_is_scored_without_a_crash():
+    code = """
+import torch, prospr
+from prospr.lab.models import build
+batches = [(torch.randn(8, 3, 64, 64), torch.arange(8))]
+for seed in range(3):
+    prospr.score(build("resnet18", seed=seed, width=4), batches, method="snip")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

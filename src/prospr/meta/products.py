@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.autograd.forward_ad as fwad
-from torch import Tensor
+from torch import Tensor, nn
 
 from prospr.errors import DerivativeError, InexactWarning, LossError, SettingError
 from prospr.meta.batches import micro_batches
@@ -29,6 +29,24 @@ _MISSING = (
     "forward AD",
     "double backward",
 )
+
+
+def _overruns(loss: Loss) -> bool:
+    """Whether a network on the CPU has a strided 1x1 convolution of fewer than 16 inputs.
+
+    In channels-last layout oneDNN's kernel for it writes past its memory, and the process dies (torch 2.13, images of 64
+    pixels and more).
+    """
+    if not isinstance(loss, PureLoss):
+        return False
+    return any(
+        isinstance(module, nn.Conv2d)
+        and module.weight.device.type == "cpu"
+        and set(module.kernel_size) == {1}
+        and max(module.stride) > 1
+        and module.in_channels // module.groups < 16
+        for module in loss.model.modules()
+    )
 
 
 def gradient(
@@ -89,7 +107,7 @@ class Products:
         self.seed = seed
         # Channels last is what convolutions run fastest in. A network that calls .view on its activations cannot have
         # it; the first evaluation finds out.
-        self.layout = torch.channels_last
+        self.layout = torch.contiguous_format if _overruns(loss) else torch.channels_last
         self.recorder = Recorder(capture)
         self._walked = False  # whether the graph of the loss was looked through
         if micro_batch is not None and isinstance(loss, PureLoss) and (mixed := loss.batch_statistics()):
