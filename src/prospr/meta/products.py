@@ -34,8 +34,8 @@ _MISSING = (
 def _overruns(loss: Loss) -> bool:
     """Whether a network on the CPU has a strided 1x1 convolution of fewer than 16 inputs.
 
-    In channels-last layout oneDNN's kernel for it writes past its memory, and the process dies (torch 2.13, images of 64
-    pixels and more).
+    In channels-last layout oneDNN's kernel for it writes past its memory, and the process dies (torch 2.13, images of
+    64 pixels and more).
     """
     if not isinstance(loss, PureLoss):
         return False
