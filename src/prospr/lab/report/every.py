@@ -44,8 +44,8 @@ def settings_table(records: Sequence[Record]) -> Markup:
     body = [_line(record) for record in records]
     head = ["run", "data, network", "method", "sparsity", "seed", "state", "figure %", "other settings", "command",
             "made"]  # fmt: skip
-    box = tag("input", type="search", autocomplete="off", spellcheck="false", placeholder="snip 95 % seed 1")
-    hint = "Only runs that have all of these words "
+    box = tag("input", type="search", autocomplete="off", spellcheck="false", placeholder="snip, 95 %, seed 1")
+    hint = "Only runs with all of these, between commas: "
     chooser = tag("p", tag("label", hint, box), " ", tag("output"), class_="filter", hidden="")
     return tag("div", chooser, table("Every run", head, {"": body}, "runs"), class_="filtered")
 

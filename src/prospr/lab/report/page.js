@@ -24,15 +24,16 @@
     show();
   }
 
-  /* Every run: show the rows that have every word of the box; Escape empties it. */
+  /* Every run: show the rows that have all that stands between the commas of the box; Escape empties it. */
   for (const part of all(document, ".filtered")) {
     const box = part.querySelector("input"), told = part.querySelector("output");
-    const rows = all(part, "tbody tr").map((row) => [row, row.textContent.toLowerCase()]);
+    const text = (row) => [...row.cells].map((cell) => cell.textContent.toLowerCase()).join("\n");
+    const rows = all(part, "tbody tr").map((row) => [row, text(row)]);
     const show = () => {
-      const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const wanted = box.value.toLowerCase().split(",").map((one) => one.trim());
       let shown = 0;
       for (const [row, text] of rows) {
-        row.hidden = !words.every((word) => text.includes(word));
+        row.hidden = !wanted.every((one) => text.includes(one));
         shown += !row.hidden;
       }
       told.textContent = `${shown} of ${rows.length} runs`;

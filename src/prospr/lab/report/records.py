@@ -137,12 +137,13 @@ def read(place: RunFolder) -> Record:
 
 
 def setups(records: Sequence[Record]) -> list[Setup]:
-    """The records that can be compared with each other, dense ones first, then by method, sparsity and seed."""
+    """The records that can be compared with each other, most first; of each setup the dense ones first, then by method,
+    sparsity and seed."""
     groups: dict[str, list[Record]] = {}
     for record in sorted(records, key=_order):
         key = replace(record.experiment, method=DENSE, seed=0).identity  # a dense run has no settings of pruning
         groups.setdefault(key, []).append(record)
-    return [_setup(group) for group in groups.values()]
+    return [_setup(group) for group in sorted(groups.values(), key=len, reverse=True)]
 
 
 def changed(part: Any) -> dict[str, Any]:
@@ -182,8 +183,7 @@ def _setup(records: Sequence[Record]) -> Setup:
 
 def _order(record: Record) -> tuple[Any, ...]:
     one = record.experiment
-    setting = (one.dataset, one.network_name, str(sorted(changed(one.training).items())))
-    return (*setting, one.method != DENSE, one.method, str(one.pruning), one.sparsity, one.seed)
+    return (one.dataset, one.network_name, one.method != DENSE, one.method, str(one.pruning), one.sparsity, one.seed)
 
 
 def _row(record: Record, label: str) -> Row:
