@@ -191,7 +191,7 @@ def _box(prefix: str, name: str, value: str, text: str, drawing: Markup, checked
 def _ends(lines: Sequence[Line], figure: str) -> Markup:
     """Means over the seeds after the first and the last epoch, for those who cannot see the lines."""
     groups: dict[str, list[Markup]] = {}
-    places: Mapping[tuple[float, str], list[Line]] = {}
+    places: dict[tuple[float, str], list[Line]] = {}
     for line in lines:
         places.setdefault((line.share or 0.0, line.label), []).append(line)
     for (share, label), here in sorted(places.items(), key=lambda item: item[0][0]):

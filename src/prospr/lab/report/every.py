@@ -24,7 +24,7 @@ def command_of(experiment: Experiment, folder: str = FOLDER) -> str:
     >>> command_of(Experiment(method="snip", sparsity=0.95))
     'prospr run --dataset digits --network small_convnet --method snip --sparsity 0.95 --seed 0'
     """
-    words = ["prospr", "run"]
+    line = ["prospr", "run"]
     for part in (experiment, experiment.data, experiment.pruning, experiment.training):
         default = type(part)()
         for one in fields(part):
@@ -32,11 +32,11 @@ def command_of(experiment: Experiment, folder: str = FOLDER) -> str:
             told = part is experiment and one.name in ALWAYS
             if not is_dataclass(value) and (told or value != usual):
                 value = experiment.network_name if one.name == "network" else value
-                words += _option(one.name, value, flag=usual is False)
+                line += _option(one.name, value, flag=usual is False)
     if experiment.method == DENSE:
-        at = words.index("--sparsity")
-        del words[at : at + 2]
-    return shlex.join(words if folder == FOLDER else [*words, "--folder", folder])
+        at = line.index("--sparsity")
+        del line[at : at + 2]
+    return shlex.join(line if folder == FOLDER else [*line, "--folder", folder])
 
 
 def settings_table(records: Sequence[Record]) -> Markup:

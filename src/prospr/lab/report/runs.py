@@ -138,6 +138,6 @@ def _named(part: Setup) -> list[Markup]:
 
 def _counted(found: Gathered) -> str:
     states = Counter(record.state for record in found.records)
-    told = ", ".join(f"{number} {state}" for state, number in states.items())
+    counts = ", ".join(f"{number} {state}" for state, number in states.items())
     copies = f"; {len(found.copies)} more are the same experiments again and left out" if found.copies else ""
-    return f"{len(found.records)} runs: {told}{copies}."
+    return f"{len(found.records)} runs: {counts}{copies}."
