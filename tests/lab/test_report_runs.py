@@ -307,7 +307,7 @@ def test_any_folders_are_read_and_copies_count_once(tmp_path):
     assert [record.folder for record in found.records] == [done.path, other.path]
     assert found.copies == [begun.path]
     page = page_of([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html")
-    assert "1 more are the same experiments again" in page
+    assert "1 run: 1 done; left out, because the same experiment is there twice: 1." in page
 
 
 def test_a_run_that_cannot_be_read_is_told_and_the_others_are_shown(tmp_path):
@@ -322,7 +322,7 @@ def test_a_run_that_cannot_be_read_is_told_and_the_others_are_shown(tmp_path):
     for path in broken:
         assert str(path) in walk.text
     assert walk.text.count("not read: ") == 3
-    assert "1 runs: 1 done" in walk.text
+    assert "1 run: 1 done" in walk.text
     for path in tmp_path.glob("*/experiment.json"):
         path.write_text("")
     with pytest.raises(FolderError, match="no run could be read"):
