@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -158,6 +159,30 @@ class Show(Command):
 
 
 @dataclass(frozen=True)
+class Report(Command):
+    """Write one page of any number of runs: accuracies, differences, layers, curves, masks, costs, every setting."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[RUNS ...]")] = (FOLDER,)
+    """Folders of runs, or of one run each."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
+    """Where the page is written."""
+    baseline: str | None = None
+    """The method the others are compared with; by default random where it was run, else the first by name."""
+    title: str | None = None
+    """What stands above the page."""
+
+    def __call__(self) -> None:
+        from prospr.lab.report import report_runs
+
+        words = ["prospr", "report", *self.runs, "--out", str(self.out)]
+        words += ["--baseline", self.baseline] if self.baseline is not None else []
+        words += ["--title", self.title] if self.title is not None else []
+        line = shlex.join(words)
+        path = report_runs(self.runs, self.out, baseline=self.baseline, title=self.title, command=line)
+        print(f"written to {path}")
+
+
+@dataclass(frozen=True)
 class Listing(Command):
     """A table of what there is by name."""
 
@@ -255,7 +280,7 @@ class Recipes(Listing):
         ]
 
 
-COMMANDS = Run | Prune | Show | Methods | Networks | Datasets | Recipes
+COMMANDS = Run | Prune | Show | Report | Methods | Networks | Datasets | Recipes
 
 
 def parse(words: Sequence[str]) -> Command:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from html import escape
 
-VOID = frozenset({"meta", "br", "hr", "link", "img"})
+VOID = frozenset({"meta", "br", "hr", "link", "img", "input"})
 
 
 class Markup(str):
@@ -35,3 +36,19 @@ def join(*children: object) -> Markup:
     'a &amp; <b>c</b>'
     """
     return Markup("".join(child if isinstance(child, Markup) else escape(str(child)) for child in children))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where sections stand on the page: the level of their headings, and what their ids begin with."""
+
+    level: int = 2
+    prefix: str = ""
+
+    def section(self, heading: str, name: str, *children: Markup) -> Markup:
+        """
+        >>> Place(3, "one-").section("Time", "time")
+        '<section aria-labelledby="one-time"><h3 id="one-time">Time</h3></section>'
+        """
+        name = self.prefix + name
+        return tag("section", tag(f"h{self.level}", heading, id=name), *children, aria_labelledby=name)

@@ -39,16 +39,16 @@ class Frame:
         return self.height - self.bottom - (share - low) / (high - low) * (self.height - self.top - self.bottom)
 
 
-def accuracy_plot(rows: Sequence[Row], *, width: float, height: float, name: str) -> Markup:
-    """The plot at one size; `name` makes its ids unique on the page."""
+def accuracy_plot(rows: Sequence[Row], *, width: float, height: float, name: str, prefix: str = "") -> Markup:
+    """The plot at one size, "wide" or "narrow"; `prefix` and `name` make its ids unique on the page."""
     methods, sparsities = methods_of(rows), sparsities_of(rows)
     ticks = y_ticks(rows)
     room = 52 + 7.5 * max(len(name) for name in [*methods, DENSE])  # for the names at the lines' ends
     frame = Frame(width, height, (sparsities[0], sparsities[-1]), (ticks[0], ticks[-1]), room)
     summary = f"Test accuracy of {', '.join(methods)} at {', '.join(map(sparsity, sparsities))} sparsity"
     parts = [
-        tag("title", "Test accuracy against sparsity", id=f"{name}-title"),
-        tag("desc", f"{summary}. The numbers are in the table below.", id=f"{name}-desc"),
+        tag("title", "Test accuracy against sparsity", id=f"{prefix}{name}-title"),
+        tag("desc", f"{summary}. The numbers are in the table below.", id=f"{prefix}{name}-desc"),
         _axes(frame, sparsities, ticks),
         _dense(frame, rows),
         *(_series(frame, rows, index) for index in range(len(methods))),
@@ -59,7 +59,7 @@ def accuracy_plot(rows: Sequence[Row], *, width: float, height: float, name: str
         *parts,
         viewBox=f"0 0 {width:g} {height:g}",
         role="img",
-        aria_labelledby=f"{name}-title {name}-desc",
+        aria_labelledby=f"{prefix}{name}-title {prefix}{name}-desc",
         class_=f"plot {name}",
     )
 

@@ -65,12 +65,12 @@ def duration(seconds: float) -> str:
 
 
 def sparsity(share: float) -> str:
-    """A sparsity as a percentage.
+    """A sparsity as a percentage, with more decimals where little is left.
 
-    >>> sparsity(0.95), sparsity(0.9824)
-    ('95 %', '98.2 %')
+    >>> sparsity(0.95), sparsity(0.9824), sparsity(0.9995)
+    ('95 %', '98.2 %', '99.95 %')
     """
-    return f"{round(100 * share, 1):g} %"
+    return f"{round(100 * share, 1 if share < 0.999 else 3):g} %"
 
 
 def headline(rows: Sequence[Row]) -> tuple[str, str]:
