@@ -14,7 +14,7 @@ __all__ = ["changed", "grid"]
 
 _PARTS = {"data": Data, "pruning": Pruning, "training": Training}
 _PART_OF = {one.name: part for part, kind in _PARTS.items() for one in fields(kind)}
-_OWN = {one.name for one in fields(Experiment)}
+_OWN = [one.name for one in fields(Experiment)]
 
 
 def grid(base: Experiment, **axes: Iterable[Any]) -> list[Experiment]:

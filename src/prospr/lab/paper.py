@@ -331,7 +331,7 @@ _ABOUT: dict[str, dict[str, Any]] = {
         "shows": "accuracy with whole channels gone, against 3SP and random",
         "source": "section 4.3, tab:structured",
         "recipe": "prospr-cifar",
-        "differs": (_BUDGET, "The smaller network is trained, which gives what the masked one would.", _LENGTH),
+        "differs": (_BUDGET, "The smaller network is trained, which computes what the masked one does.", _LENGTH),
     },
     "effect_of_m": {
         "title": "Number of meta-steps",

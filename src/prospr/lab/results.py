@@ -101,7 +101,8 @@ def load(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
             known = found.get(place.experiment.identity)
             if row is not None and (known is None or known.error is not None):
                 found[place.experiment.identity] = row
-    return sorted(found.values(), key=lambda r: (r.dataset, r.network, r.setup, r.method != DENSE, r.sparsity, r.seed))
+    order = sorted(found.values(), key=lambda row: (row.method != DENSE, row.method, row.sparsity, row.seed))
+    return sorted(order, key=lambda row: (row.dataset, row.network, row.setup))
 
 
 def setups_of(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
@@ -115,7 +116,8 @@ def setups_of(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
 def verdict(rows: Sequence[Row], a: str, b: str, sparsity: float) -> Verdict:
     """Is method `a` better than `b` at `sparsity`? It is where the 95 % interval of the paired differences says so.
 
-    It takes three seeds that both have, and differences that are not all the same. `b` may be "dense". Of twenty verdicts on methods that are alike, one is expected to find a difference.
+    It takes three seeds that both have, and differences that are not all the same. `b` may be "dense". Of twenty
+    verdicts on methods that are alike, one is expected to find a difference.
 
     >>> rows = [Row("snip", 0.9, s, 0.8 + s / 100) for s in range(3)] + [Row("random", 0.9, s, 0.7) for s in range(3)]
     >>> print(verdict(rows, "snip", "random", 0.9))

@@ -9,7 +9,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_all_start_methods, get_context
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ def sweep(
     """Run `experiments` in so many processes; one result each. With one process it is `run_many`.
 
     together: on a GPU, the runs each process trains side by side.
-    progress: `progress(runs_done, runs, text)`, after every run, and every epoch where there is one process.
+    progress: `progress(runs_done, runs, text)` after every epoch; a fraction is of runs that are under way.
 
     A run that fails has a result with its `error`, and the others go on. A process that dies (killed, out of memory) is
     replaced, and its runs go on from their checkpoints; over which two have died, a run is given up as failed.
@@ -83,15 +83,16 @@ class _Worker:
     """A process, the pipe to it, and what it is at."""
 
     def __init__(self, settings: tuple, threads: int) -> None:
-        context = get_context("spawn")  # a fork would share the GPU's state
+        context = _context()
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, threads, *settings), daemon=False)
         self.process.start()
         theirs.close()  # so that a death is the end of the pipe
         self.group: list[Experiment] = []
+        self.share = 0.0  # of its group that is done
 
     def give(self, group: list[Experiment]) -> None:
-        self.group = group
+        self.group, self.share = group, 0.0
         self.pipe.send(group)
 
 
@@ -107,8 +108,11 @@ class _Crew:
 
     def take(self, result: RunResult) -> None:
         self.results[result.experiment.identity] = result
+        self._tell(0.0, describe(result))
+
+    def _tell(self, fraction: float, text: str) -> None:
         if self._progress is not None:
-            self._progress(len(self.results), self._total, describe(result))
+            self._progress(len(self.results) + fraction, self._total, text)
 
     def run(self, groups: list[list[Experiment]]) -> None:
         self._waiting = list(groups)
@@ -148,10 +152,16 @@ class _Crew:
 
     def _hear(self, worker: _Worker) -> None:
         try:
-            errors: dict[str, str | None] = worker.pipe.recv()
+            heard: tuple[float, str] | dict[str, str | None] = worker.pipe.recv()
         except (EOFError, ConnectionResetError):
             self._bury(worker)
             return
+        if isinstance(heard, tuple):
+            worker.share, text = heard
+            under_way = sum(one.share for one in self._workers if one.group)
+            self._tell(min(under_way, 0.99), text)  # a whole number is of runs that are done
+            return
+        errors = heard
         group, worker.group = worker.group, []
         for one in group:
             place, error = RunFolder(one, self._folder), errors[one.identity]
@@ -179,19 +189,36 @@ class _Crew:
         self._waiting[:0] = again
 
 
+def _context() -> Any:
+    """Processes that share nothing with this one's GPU; where the system can, copies of one that imported torch."""
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["prospr.lab.sweep", "torch._dynamo"])  # the second is what SGD imports when made
+    return context
+
+
 def _work(pipe: Any, threads: int, folder: str, device: str, together: int, options: Options) -> None:
-    """In a process of its own: run the groups that come through `pipe`, and say of each run how it ended."""
+    """In a process of its own: run the groups that come through `pipe`, and say how each run goes and how it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first of them ends the others
     if device == "cpu":
         torch.set_num_threads(threads)
     loader = Loader(torch.device(device), options.root, options.download)
+
+    def tell(done: float, total: int, text: str) -> None:
+        if done < total:
+            try:
+                pipe.send((done, text))
+            except OSError:  # the process that asked is gone; what is saved stays
+                raise SystemExit(1) from None
+
     while True:
         try:
             group: list[Experiment] = pipe.recv()
         except EOFError:
             return
         try:
-            found = run_many(group, folder, device, together=together, options=options, loader=loader)
+            found = run_many(group, folder, device, tell, together=together, options=options, loader=loader)
             errors = {one.experiment.identity: one.error for one in found}
         except Exception as error:  # noqa: BLE001  whatever it was, the other runs go on
             errors = {one.identity: None if RunFolder(one, folder).done else reason(error) for one in group}
