@@ -20,7 +20,7 @@ from prospr.lab.grid import changed, grid
 from prospr.lab.results import Row, accuracy, cell, load, setups_of, verdict, write_csv
 from prospr.lab.run import Options, run, run_many
 from prospr.lab.runfolder import RunFolder
-from prospr.lab.sweep import sweep
+from prospr.lab.sweep import _Crew, sweep
 
 SMALL = Experiment(method="snip", settings={"width": 4}, training=Training(epochs=4, batch_size=512))
 
@@ -91,7 +91,7 @@ def test_grids_that_cannot_be():
 
 
 def test_a_process_that_is_killed_loses_nothing_and_nothing_is_done_twice(tmp_path):
-    wanted = grid(SMALL, epochs=[20], method=["snip", "dense"], seed=range(3))
+    wanted = grid(SMALL, epochs=[12], method=["snip", "dense"], seed=range(3))
     wanted.append(changed(SMALL, method="magnitude", sparsity=0.999))  # it fails
     run(wanted[4], tmp_path, "cpu")  # one is done
     killed = []
@@ -110,12 +110,12 @@ def test_a_process_that_is_killed_loses_nothing_and_nothing_is_done_twice(tmp_pa
     assert "CollapseError" in json.loads((results[-1].folder / "error.json").read_text())["error"]
     assert not (results[4].folder / "diary").exists()
     for result in results[1:4] + results[5:6]:  # untouched: every epoch once, by one process
-        assert [epoch for epoch, _ in diary(result)] == list(range(1, 21))
+        assert [epoch for epoch, _ in diary(result)] == list(range(1, 13))
         assert len({process for _, process in diary(result)}) == 1
     broken = diary(results[0])
-    assert {epoch for epoch, _ in broken} == set(range(1, 21))
+    assert {epoch for epoch, _ in broken} == set(range(1, 13))
     counts = Counter(epoch for epoch, _ in broken)
-    assert sum(counts.values()) <= 21  # the epoch after the last checkpoint, at most
+    assert sum(counts.values()) <= 13  # the epoch after the last checkpoint, at most
     assert broken[0][1] == killed[0] != broken[-1][1]
     assert json.loads((results[0].folder / "result.json").read_text())["resumed_at"] >= 2
     assert len({process for result in results[:4] for _, process in diary(result)}) == 3  # two, and one in place
@@ -136,12 +136,19 @@ def test_a_run_that_kills_its_process_is_given_up_and_the_others_go_on(tmp_path)
 
 
 def test_what_somebody_else_is_at_is_left_for_last(tmp_path):
-    path = tmp_path / "lock"
-    assert not is_locked(path)
-    assert not path.exists()
-    with locked(path):
-        assert is_locked(path)
-    assert not is_locked(path)
+    first, second = grid(SMALL, seed=range(2))
+    crew = _Crew(2, (tmp_path, "cpu", 1, Options()), None, 2)
+    lock = RunFolder(first, tmp_path).lock
+    assert not is_locked(lock)
+    assert not lock.exists()
+    lock.parent.mkdir()
+    with locked(lock):
+        assert is_locked(lock)
+        crew._waiting = [[first], [second]]
+        assert crew._next() == [second]
+        assert crew._next() == [first]
+    crew._waiting = [[first], [second]]
+    assert crew._next() == [first]
 
 
 def test_one_process_is_run_many(tmp_path):
@@ -162,8 +169,8 @@ def test_the_command(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
     assert main([*words, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["method"], row["sparsity %"], row["n"]) for row in rows] == [
-        ("dense", "-", 2), ("snip", "80", 2), ("snip", "90", 2),
+    assert [(row["method"], row["sparsity"], row["n"]) for row in rows] == [
+        ("dense", None, 2), ("snip", 0.8, 2), ("snip", 0.9, 2),
     ]  # fmt: skip
     assert main([*words, "--dry-run", "--json"]) == 0
     total = json.loads(capsys.readouterr().out)
@@ -201,7 +208,7 @@ def test_rows_of_folders(folders):
     assert len(load(str(second))) == 4
     setups = setups_of(rows)
     assert [name[:2] for name in setups] == [("digits", "small_convnet")] * 2
-    here = next(rows for name, rows in setups.items() if name[2].endswith("epochs=2"))
+    here = next(rows for name, rows in setups.items() if "epochs=2" in name[2])
     assert {row.method for row in here} == {"dense", "snip", "random", "prospr (steps=1)", "magnitude"}
     (failed,) = cell(here, "magnitude")
     assert failed.accuracy is None
@@ -268,9 +275,17 @@ def test_the_results_command(folders, tmp_path, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert len(path.read_text().splitlines()) == 13
     (snip,) = [row for row in rows if row["method"] == "snip" and row["n"] == 3]
-    here = next(rows for name, rows in setups_of(load(folders)).items() if name[2].endswith("epochs=2"))
-    assert snip["mean %"] == f"{100 * accuracy(cell(here, 'snip', 0.5)).mean:.2f}"
-    assert snip["against random"].startswith(verdict(here, "snip", "random", 0.5).says)
+    here = next(rows for name, rows in setups_of(load(folders)).items() if "epochs=2" in name[2])
+    seen, told = accuracy(cell(here, "snip", 0.5)), verdict(here, "snip", "random", 0.5)
+    assert (snip["mean"], snip["sd"]) == (seen.mean, seen.sd)
+    assert (snip["verdict"], snip["difference"], snip["low"]) == (told.says, told.difference.mean, told.difference.low)
+    (failed,) = [row for row in rows if row["method"] == "magnitude"]
+    assert (failed["mean"], failed["n"], failed["failed"], failed["verdict"]) == (None, 0, 1, None)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if " snip " in line and "epochs=2" in line]
+    assert [f"{100 * seen.mean:.2f}", f"{100 * seen.sd:.2f}", "3"] == line.split(" accuracy ")[1].split()[:3]
+    assert f"{told.says}: {100 * told.difference.mean:+.2f} ({100 * told.difference.low:+.2f} to " in out
     assert main(["results", *map(str, folders), "--baseline", "synflow"]) == 1
     assert "there is no such method in these runs; they have snip, dense, magnitude, " in capsys.readouterr().err
     assert main(["results", str(tmp_path)]) == 0

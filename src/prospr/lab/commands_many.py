@@ -13,12 +13,11 @@ import tyro
 
 from prospr.errors import SettingError
 from prospr.lab.command import Asked, Command
-from prospr.lab.experiment import DENSE, Experiment
+from prospr.lab.experiment import Experiment
 from prospr.lab.grid import grid
 from prospr.lab.runfolder import FOLDER
 
 if TYPE_CHECKING:
-    from prospr.lab.results import Row
     from prospr.lab.runfolder import RunResult
 
 __all__ = ["Paper", "Results", "Sweep"]
@@ -154,8 +153,7 @@ class Sweep(Many):
     """In place of one --seed."""
 
     def __call__(self) -> None:
-        from prospr.lab.results import load
-        from prospr.lab.show import show_table
+        from prospr.lab.results import load, means
 
         axes = {"method": self.methods, "sparsity": self.sparsities, "seed": self.seeds}
         wanted = grid(self.experiment.make(), **{name: axis for name, axis in axes.items() if axis})
@@ -165,7 +163,7 @@ class Sweep(Many):
         results = self._run(wanted)
         mine = {one.identity for one in wanted}
         rows = means([row for row in load(self.folder) if row.run in mine])
-        print(json.dumps(rows, indent=1) if self.json else show_table(_without_empty(rows)))
+        print(json.dumps(rows, indent=1) if self.json else _table(rows))
         _end(results)
 
 
@@ -183,8 +181,7 @@ class Results(Command):
     """Print the table as JSON."""
 
     def __call__(self) -> None:
-        from prospr.lab.results import load, write_csv
-        from prospr.lab.show import show_table
+        from prospr.lab.results import load, means, write_csv
 
         found = load(self.runs)
         if self.csv is not None:
@@ -193,44 +190,35 @@ class Results(Command):
         if self.json:
             print(json.dumps(rows, indent=1))
         else:
-            print(show_table(_without_empty(rows)) if rows else f"there are no finished runs in {', '.join(self.runs)}")
+            print(_table(rows) if rows else f"there are no finished runs in {', '.join(self.runs)}")
 
 
-def means(rows: Sequence[Row], baseline: str | None = None) -> list[dict[str, Any]]:
-    """A row a method and sparsity of every setup: mean, deviation, number of runs and of failures."""
-    from prospr.lab.results import accuracy, cell, methods_of, setups_of, sparsities_of
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    from prospr.lab.show import show_table
 
-    if baseline is not None and baseline not in {row.method for row in rows}:
-        known = ", ".join(dict.fromkeys(row.method for row in rows))
-        raise SettingError(f"baseline={baseline!r}: there is no such method in these runs; they have {known}")
-    found = []
-    for (dataset, network, setup), here in setups_of(rows).items():
-        wanted = [(method, share) for share in sparsities_of(here) for method in methods_of(here)]
-        for method, share in [(DENSE, None), *wanted]:
-            these = cell(here, method, share)
-            if not these:
-                continue
-            seen = accuracy(these)
-            row: dict[str, Any] = {"data set": dataset, "network": network, "setup": setup, "method": method}
-            row |= {"sparsity %": "-" if share is None else f"{100 * share:g}", "metric": these[0].metric}
-            row |= {"mean %": _percent(seen.mean), "sd": _percent(seen.sd), "n": seen.n}
-            row["failed"] = sum(one.error is not None for one in these) or ""
-            if baseline is not None:
-                row[f"against {baseline}"] = _versus(here, method, baseline, share)
-            found.append(row)
-    return found
+    return show_table(_without_empty([_mean(row) for row in rows]))
 
 
-def _versus(rows: Sequence[Row], method: str, baseline: str, share: float | None) -> str:
-    from prospr.lab.results import LEAST, cell, verdict
-
-    if method == baseline or share is None or not cell(rows, baseline, None if baseline == DENSE else share):
-        return ""
-    told = verdict(rows, method, baseline, share)
-    versus = told.difference
-    if versus.n < LEAST:
-        return told.says
-    return f"{told.says}: {100 * versus.mean:+.2f} ({100 * versus.low:+.2f} to {100 * versus.high:+.2f})"
+def _mean(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `means` in words."""
+    words = {
+        "data set": row["dataset"],
+        "network": row["network"],
+        "setup": row["setup"],
+        "method": row["method"],
+        "sparsity %": "-" if row["sparsity"] is None else f"{100 * row['sparsity']:g}",
+        "metric": row["metric"],
+        "mean %": _percent(row["mean"]),
+        "sd": _percent(row["sd"]),
+        "n": row["n"],
+        "failed": row["failed"] or "",
+    }
+    if "baseline" in row:
+        low, high = row["low"], row["high"]
+        interval = "" if low is None else f" ({100 * low:+.2f} to {100 * high:+.2f})"
+        versus = "" if row["difference"] is None else f": {100 * row['difference']:+.2f}{interval}"
+        words[f"against {row['baseline']}"] = f"{row['verdict'] or ''}{versus}"
+    return words
 
 
 def _beside(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,8 +240,8 @@ def _beside(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}" if share == share else ""
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f}"
 
 
 def _about(name: str, table: Any) -> dict[str, Any]:

@@ -240,7 +240,10 @@ class Experiment:
         [('method', 'method=snip'), ('network', 'network=small_convnet'), ('recipe', 'recipe=digits'),
          ('training.epochs', 'epochs=2')]
         """
-        return [(name, f"{name.rpartition('.')[2]}={value}") for name, value in sorted(_differences(self._plain()))]
+        found = dict(sorted(_differences(self._plain())))
+        settings = found.pop("settings", {})
+        found |= {f"settings.{key}": value for key, value in sorted(settings.items())}
+        return [(name, f"{name.rpartition('.')[2]}={value}") for name, value in found.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

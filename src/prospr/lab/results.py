@@ -6,11 +6,12 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import csv
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from prospr.errors import FolderError, SettingError
 from prospr.lab.experiment import DENSE, Experiment
@@ -135,6 +136,34 @@ def verdict(rows: Sequence[Row], a: str, b: str, sparsity: float) -> Verdict:
     return Verdict(a, b, sparsity, versus, "not shown" if not shown else "better" if versus.mean > 0 else "worse")
 
 
+def means(rows: Sequence[Row], baseline: str | None = None) -> list[dict[str, Any]]:
+    """A row a method and sparsity of every setup: mean, deviation, number of runs, and how many failed.
+
+    baseline: a method that the others are compared to at their sparsity: the paired difference, its interval, and the
+        verdict. What is not known is None.
+
+    >>> rows = [Row("snip", 0.9, s, 0.8 + s / 100) for s in range(3)] + [Row("random", 0.9, s, 0.7) for s in range(3)]
+    >>> [(row["method"], row["n"], row["verdict"]) for row in means(rows, "random")]
+    [('snip', 3, 'better'), ('random', 3, None)]
+    """
+    if baseline is not None and baseline not in {row.method for row in rows}:
+        known = ", ".join(dict.fromkeys(row.method for row in rows))
+        raise SettingError(f"baseline={baseline!r}: there is no such method in these runs; they have {known}")
+    found = []
+    for (dataset, network, setup), here in setups_of(rows).items():
+        wanted = [(method, share) for share in sparsities_of(here) for method in methods_of(here)]
+        for method, share in [(DENSE, None), *wanted]:
+            these = cell(here, method, share)
+            if not these:
+                continue
+            seen = accuracy(these)
+            row: dict[str, Any] = {"dataset": dataset, "network": network, "setup": setup, "method": method}
+            row |= {"sparsity": share, "metric": these[0].metric, "mean": _known(seen.mean), "sd": _known(seen.sd)}
+            row |= {"n": seen.n, "failed": sum(one.error is not None for one in these)}
+            found.append(row if baseline is None else {**row, **_against(here, method, baseline, share)})
+    return found
+
+
 def methods_of(rows: Sequence[Row]) -> list[str]:
     """The pruning methods, in the order of the rows; the dense network is not one of them."""
     return [method for method in dict.fromkeys(row.method for row in rows) if method != DENSE]
@@ -241,3 +270,18 @@ def _setup(one: Experiment) -> str:
     """The recipe, and whatever differs from the usual and is not the method's."""
     left_out = ("dataset", "network", "method", "sparsity", "seed", "recipe", "pruning.")
     return ", ".join([one.recipe_name, *(text for name, text in one.differences() if not name.startswith(left_out))])
+
+
+def _against(rows: Sequence[Row], method: str, baseline: str, share: float | None) -> dict[str, Any]:
+    """The columns of `means` that compare a method to the baseline."""
+    other = cell(rows, baseline, None if baseline == DENSE else share)
+    if method == baseline or share is None or not other:
+        return {"baseline": baseline, "verdict": None, "difference": None, "low": None, "high": None}
+    told = verdict(rows, method, baseline, share)
+    versus = told.difference
+    edges = {"low": _known(versus.low), "high": _known(versus.high)}
+    return {"baseline": baseline, "verdict": told.says, "difference": _known(versus.mean), **edges}
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -83,7 +83,7 @@ class _Worker:
     """A process, the pipe to it, and what it is at."""
 
     def __init__(self, settings: tuple, threads: int) -> None:
-        context = _context()
+        context = _context(settings[1])
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, threads, *settings), daemon=False)
         self.process.start()
@@ -119,9 +119,9 @@ class _Crew:
         try:
             while self._waiting or any(worker.group for worker in self._workers):
                 self._hand_out()
-                busy = {worker.pipe: worker for worker in self._workers if worker.group}
+                busy: dict[Any, _Worker] = {worker.pipe: worker for worker in self._workers if worker.group}
                 for pipe in connection.wait(list(busy)):
-                    self._hear(next(worker for one, worker in busy.items() if one is pipe))
+                    self._hear(busy[pipe])
         finally:
             for worker in self._workers:
                 worker.pipe.close()  # one that has nothing to do ends by itself
@@ -189,9 +189,9 @@ class _Crew:
         self._waiting[:0] = again
 
 
-def _context() -> Any:
-    """Processes that share nothing with this one's GPU; where the system can, copies of one that imported torch."""
-    if "forkserver" not in get_all_start_methods():
+def _context(device: str) -> Any:
+    """How processes are made: anew for a GPU, else where the system can as copies of one that imported torch."""
+    if device != "cpu" or "forkserver" not in get_all_start_methods():
         return get_context("spawn")
     context = get_context("forkserver")
     context.set_forkserver_preload(["prospr.lab.sweep", "torch._dynamo"])  # the second is what SGD imports when made
