@@ -28,9 +28,9 @@ class Method:
 
 
 _METHODS = {
-    "prospr": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 40 for the learning rate"),
+    "prospr": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 30 for the learning rate"),
     "prospr-first": Method(
-        ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 35 for the learning rate"
+        ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 30 for the learning rate"
     ),
     "prospr-published": Method(
         ProsPr(lr=0.5, momentum=0.9, detach_first=True),

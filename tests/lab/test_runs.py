@@ -674,7 +674,7 @@ def test_every_value_is_part_of_the_identity():
         Pruning: {
             "scope": "layer", "granularity": "channel", "keep_per_layer": 1, "budget": "flops", "round_to": 8,
             "per_flop": True, "shrink": True, "score_batch_size": 32, "rounds": 3, "steps": 1, "inner_lr": 0.5,
-            "inner_momentum": 0.5, "order": "first",
+            "inner_momentum": 0.5, "order": "first", "same_batch": True,
         },
         Training: {
             "epochs": 13, "batch_size": 32, "lr": 0.01, "momentum": 0.5, "weight_decay": 0.0, "nesterov": True,
@@ -790,6 +790,8 @@ def test_settings_of_the_method():
     assert changed.rule.rounds == 5
     score = changed.rule.score
     assert (score.steps, score.lr, score.momentum, score.order) == (1, 0.2, 0.9, "first")
+    assert not score.same_batch
+    assert method_of(Experiment(pruning=Pruning(same_batch=True))).rule.score.same_batch
     assert method_of(Experiment(method="force", pruning=Pruning(rounds=7))).rule.recover
     assert method_of(Experiment(method="erk")).scope == "erk"
     assert method_of(Experiment(pruning=Pruning(granularity="4x4"))).granularity == (4, 4)

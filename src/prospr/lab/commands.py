@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from prospr.lab.command import Asked, Command
+from prospr.lab.commands_many import Paper, Results, Sweep
 from prospr.lab.experiment import Experiment
 from prospr.lab.runfolder import FOLDER
 
@@ -23,34 +25,10 @@ __all__ = ["COMMANDS", "parse"]
 
 
 @dataclass(frozen=True)
-class Asked(Experiment):
-    """An experiment as it was asked for; its values are looked at when it is made, not while options are read."""
-
-    def __post_init__(self) -> None:
-        pass
-
-    def make(self) -> Experiment:
-        return Experiment(**{one.name: getattr(self, one.name) for one in fields(self)})
-
-
-@dataclass(frozen=True)
-class Command(ABC):
-    """What every command has."""
-
-    debug: bool = False
-    """Show where an error came from."""
-
-    after_interrupt = ""  # a hint
-
-    @abstractmethod
-    def __call__(self) -> None: ...
-
-
-@dataclass(frozen=True)
 class Run(Command):
     """Prune and train a network, in a folder of its own; go on where it was killed, or show what it gave."""
 
-    experiment: Asked = Asked()
+    experiment: Asked = field(default_factory=Asked)
     """What is run."""
     folder: str = FOLDER
     """Where runs lie."""
@@ -112,7 +90,7 @@ class Run(Command):
 class Prune(Command):
     """Score a network and choose what is kept, without training: the masks that `prospr run` would train with."""
 
-    experiment: Asked = Asked()
+    experiment: Asked = field(default_factory=Asked)
     """What is pruned; the same options as `prospr run`."""
     out: Path = Path("masks.safetensors")
     """Where the masks are written."""
@@ -280,7 +258,7 @@ class Recipes(Listing):
         ]
 
 
-COMMANDS = Run | Prune | Show | Report | Methods | Networks | Datasets | Recipes
+COMMANDS = Run | Prune | Show | Report | Paper | Sweep | Results | Methods | Networks | Datasets | Recipes
 
 
 def parse(words: Sequence[str]) -> Command:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +13,11 @@ from prospr.errors import FolderError
 from prospr.lab.data import MissingDataError, datasets
 from prospr.lab.experiment import DENSE, Experiment
 from prospr.lab.making import Loader, Parts, method_of
-from prospr.lab.runfolder import FOLDER, finished
+from prospr.lab.runfolder import FOLDER, RunFolder, finished
 from prospr.lab.train import Run
 from prospr.lab.training import EagerTrainer
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "Total", "estimate", "estimate_all"]
 
 PATIENCE = 2.0  # seconds that trying a few steps may take
 MOST = 20  # steps tried
@@ -69,6 +70,59 @@ def estimate(
         return Estimate(recipe.epochs, steps, before, "as runs before took", scoring)
     basis = "a few steps were tried in plain PyTorch" + (", before shrinking" if experiment.pruning.shrink else "")
     return Estimate(recipe.epochs, steps, _tried(parts, steps), basis, scoring)
+
+
+@dataclass(frozen=True)
+class Total:
+    """Runs, those that are finished and those that are begun, and the training that is left, one after another.
+
+    unknown: runs that are left and have no estimate; `seconds` is without them.
+    """
+
+    runs: int
+    done: int
+    begun: int
+    steps: int
+    seconds: float
+    unknown: int
+    bases: tuple[str, ...]
+
+
+def estimate_all(
+    experiments: Sequence[Experiment],
+    folder: str | os.PathLike[str] = FOLDER,
+    device: torch.device | str = "cpu",
+    root: str | os.PathLike[str] | None = None,
+) -> Total:
+    """What is left of many experiments. Those that train alike are estimated once.
+
+    >>> total = estimate_all([Experiment(method="snip", seed=seed) for seed in range(3)], "no such folder")
+    >>> total.runs, total.done, total.steps
+    (3, 0, 828)
+    """
+    costs: dict[str, Estimate] = {}
+    done = begun = steps = unknown = 0
+    seconds = 0.0
+    wanted = list({one.identity: one for one in experiments}.values())
+    for one in wanted:
+        place = RunFolder(one, folder)
+        if place.done:
+            done += 1
+            continue
+        key = repr((_kind(one), one.data, one.trained_by))
+        if key not in costs:
+            costs[key] = estimate(one, folder, device, root)
+        cost, epochs = costs[key], len(place.metrics())
+        begun += epochs > 0
+        left = (cost.epochs - epochs) * cost.steps
+        steps += left
+        if cost.step_seconds is None:
+            unknown += 1
+        else:
+            seconds += left * cost.step_seconds
+    return Total(
+        len(wanted), done, begun, steps, seconds, unknown, tuple(dict.fromkeys(one.basis for one in costs.values()))
+    )
 
 
 def _recorded(experiment: Experiment, folder: str | os.PathLike[str], device: torch.device) -> float | None:

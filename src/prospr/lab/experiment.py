@@ -94,6 +94,8 @@ class Pruning:
     """ProsPr: the momentum of the inner steps."""
     order: Literal["exact", "first"] | None = None
     """ProsPr: exact meta-gradients, or without curvature."""
+    same_batch: bool = False
+    """ProsPr: all inner steps see one batch, as in the paper's table on the number of steps."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,18 @@ class Experiment:
             pruned += f" by {how.granularity}" if how.granularity is not None else ""
             pruned += " shrunk" if how.shrink else ""
         return f"{self.network_name}, {self.dataset}, {pruned}, seed {self.seed}"
+
+    def differences(self) -> list[tuple[str, str]]:
+        """Every value that is not the usual one, as in `identity`: its full name, and the value in words.
+
+        >>> Experiment(method="snip", training=Training(epochs=2)).differences()
+        [('method', 'method=snip'), ('network', 'network=small_convnet'), ('recipe', 'recipe=digits'),
+         ('training.epochs', 'epochs=2')]
+        """
+        found = dict(sorted(_differences(self._plain())))
+        settings = found.pop("settings", {})
+        found |= {f"settings.{key}": value for key, value in sorted(settings.items())}
+        return [(name, f"{name.rpartition('.')[2]}={value}") for name, value in found.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

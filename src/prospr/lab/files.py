@@ -13,7 +13,7 @@ from typing import Any
 
 from prospr.errors import FolderError
 
-__all__ = ["BusyError", "locked", "read_json", "sweep_up", "write", "write_json", "write_text"]
+__all__ = ["BusyError", "is_locked", "locked", "read_json", "sweep_up", "write", "write_json", "write_text"]
 
 
 class BusyError(FolderError):
@@ -84,6 +84,17 @@ def locked(path: Path, wait: bool = False) -> Generator[None, None, None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the lock `path` now."""
+    if not path.exists():
+        return False
+    try:
+        with locked(path):
+            return False
+    except BusyError:
+        return True
 
 
 def _flush_folder(path: Path) -> None:

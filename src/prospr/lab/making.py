@@ -63,6 +63,7 @@ def method_of(experiment: Experiment) -> Method:
         "inner_lr": ("lr", pruning.inner_lr),
         "inner_momentum": ("momentum", pruning.inner_momentum),
         "order": ("order", pruning.order),
+        "same_batch": ("same_batch", pruning.same_batch or None),
     }
     changes = {field: value for field, value in given.values() if value is not None}
     if changes and not isinstance(rule.score, prospr.ProsPr):

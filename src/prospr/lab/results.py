@@ -1,21 +1,29 @@
-"""The rows a comparison gives, and what is asked of them: cells, paired differences, a CSV file."""
+"""The rows a comparison or folders of runs give, and what is asked of them: cells, paired differences, a CSV file.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
 import csv
+import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
 
+from prospr.errors import FolderError, SettingError
+from prospr.lab.experiment import DENSE, Experiment
+from prospr.lab.runfolder import RunFolder, find_run
 from prospr.lab.stats import Summary, summarise
-
-DENSE = "dense"
 
 COLUMNS = (
     "method", "check", "sparsity", "seed", "accuracy", "loss", "kept", "total", "effective", "score_seconds",
     "train_seconds", "error",
 )  # fmt: skip
+LEAST = 3  # seeds that a verdict takes: the interval of two is as good as none, and of two alike it has no width
+PLACE = ("dataset", "network", "setup", "metric", "run", "folder")
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,122 @@ class Row:
     """The share of weights that are kept and on a path from input to output; None where that is not known."""
     check: str = ""
     """Empty, or the sanity check this run is: "shuffled", "redrawn" or "inverted"."""
+    dataset: str = ""
+    network: str = ""
+    setup: str = ""
+    """What else the run was, apart from method, sparsity and seed; rows are compared where this is the same."""
+    metric: str = "accuracy"
+    """What `accuracy` holds: "accuracy", or "mean_iou" for segmentation."""
+    run: str = ""
+    """The run's identity."""
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether method `a` was shown to be better than `b`, by differences paired by seed."""
+
+    a: str
+    b: str
+    sparsity: float
+    difference: Summary
+    says: Literal["better", "worse", "not shown"]
+
+    def __str__(self) -> str:
+        versus, where = self.difference, f"at {100 * self.sparsity:g} %"
+        if versus.n < LEAST:
+            return f"{self.a} against {self.b} {where}: not shown; {versus.n} seeds both have, and it takes {LEAST}"
+        low, high = f"{100 * versus.low:+.2f}", f"{100 * versus.high:+.2f}"
+        told = f"{100 * versus.mean:+.2f} points (95 % interval {low} to {high}, {versus.n} seeds)"
+        word = {"better": "is better than", "worse": "is worse than", "not shown": "not shown to differ from"}
+        return f"{self.a} {word[self.says]} {self.b} {where}: {told}"
+
+
+def load(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Row]:
+    """One row a run of the folders, finished or failed; a run that lies in several is taken once.
+
+    A method whose settings were changed is a method of its own: "prospr (steps=1)".
+
+    >>> import tempfile
+    >>> from prospr.lab.experiment import Training
+    >>> from prospr.lab.run import run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = run(Experiment(method="snip", training=Training(epochs=1)), folder)
+    ...     (row,) = load(folder)
+    >>> row.method, row.dataset, row.setup, row.accuracy == result.figure
+    ('snip', 'digits', 'digits, epochs=1', True)
+    """
+    several = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
+    found: dict[str, Row] = {}
+    for folder in map(Path, several):
+        if not folder.is_dir():
+            raise FolderError(f"{folder}: there is no such folder of runs")
+        for path in sorted(folder.glob("*/experiment.json")):
+            place = find_run(str(path.parent))
+            row = _row(place)
+            known = found.get(place.experiment.identity)
+            if row is not None and (known is None or known.error is not None):
+                found[place.experiment.identity] = row
+    order = sorted(found.values(), key=lambda row: (row.method != DENSE, row.method, row.sparsity, row.seed))
+    return sorted(order, key=lambda row: (row.dataset, row.network, row.setup))
+
+
+def setups_of(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
+    """{(data set, network, setup): rows}: within one of them only methods, sparsities and seeds differ."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.dataset, row.network, row.setup), []).append(row)
+    return found
+
+
+def verdict(rows: Sequence[Row], a: str, b: str, sparsity: float) -> Verdict:
+    """Is method `a` better than `b` at `sparsity`? It is where the 95 % interval of the paired differences says so.
+
+    It takes three seeds that both have, and differences that are not all the same. `b` may be "dense". Of twenty
+    verdicts on methods that are alike, one is expected to find a difference.
+
+    >>> rows = [Row("snip", 0.9, s, 0.8 + s / 100) for s in range(3)] + [Row("random", 0.9, s, 0.7) for s in range(3)]
+    >>> print(verdict(rows, "snip", "random", 0.9))
+    snip is better than random at 90 %: +11.00 points (95 % interval +8.52 to +13.48, 3 seeds)
+    """
+    if len(setups_of(rows)) > 1:
+        raise SettingError("these rows are of several data sets, networks or recipes; take one of `setups_of(rows)`")
+    pairs = {name: cell(rows, name, None if name == DENSE else sparsity) for name in (a, b)}
+    for name, here in pairs.items():
+        if not here:
+            known = ", ".join(dict.fromkeys(row.method for row in rows))
+            raise SettingError(f"there is no run of {name!r} at {sparsity:g}; the methods are {known}")
+    versus = difference(pairs[a], pairs[b])
+    shown = versus.n >= LEAST and versus.sd > 0 and versus.excludes_zero
+    return Verdict(a, b, sparsity, versus, "not shown" if not shown else "better" if versus.mean > 0 else "worse")
+
+
+def means(rows: Sequence[Row], baseline: str | None = None) -> list[dict[str, Any]]:
+    """A row a method and sparsity of every setup: mean, deviation, number of runs, and how many failed.
+
+    baseline: a method that the others are compared to at their sparsity: the paired difference, its interval, and the
+        verdict. What is not known is None.
+
+    >>> rows = [Row("snip", 0.9, s, 0.8 + s / 100) for s in range(3)] + [Row("random", 0.9, s, 0.7) for s in range(3)]
+    >>> [(row["method"], row["n"], row["verdict"]) for row in means(rows, "random")]
+    [('snip', 3, 'better'), ('random', 3, None)]
+    """
+    if baseline is not None and baseline not in {row.method for row in rows}:
+        known = ", ".join(dict.fromkeys(row.method for row in rows))
+        raise SettingError(f"baseline={baseline!r}: there is no such method in these runs; they have {known}")
+    found = []
+    for (dataset, network, setup), here in setups_of(rows).items():
+        wanted = [(method, share) for share in sparsities_of(here) for method in methods_of(here)]
+        for method, share in [(DENSE, None), *wanted]:
+            these = cell(here, method, share)
+            if not these:
+                continue
+            seen = accuracy(these)
+            row: dict[str, Any] = {"dataset": dataset, "network": network, "setup": setup, "method": method}
+            row |= {"sparsity": share, "metric": these[0].metric, "mean": _known(seen.mean), "sd": _known(seen.sd)}
+            row |= {"n": seen.n, "failed": sum(one.error is not None for one in these)}
+            found.append(row if baseline is None else {**row, **_against(here, method, baseline, share)})
+    return found
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
@@ -86,16 +210,78 @@ def difference(ours: Sequence[Row], theirs: Sequence[Row]) -> Summary:
 
 
 def write_csv(rows: Sequence[Row], path: str | Path) -> Path:
-    """Write one line a run, one column a field and one a layer's density; the file appears whole or not at all."""
+    """Write one line a run, one column a field and one a layer's density; the file appears whole or not at all.
+
+    Where the rows are of folders of runs there are columns for those too.
+    """
     path = Path(path)
+    columns = COLUMNS + PLACE if any(row.run for row in rows) else COLUMNS
     layers = list(dict.fromkeys(layer for row in rows for layer in row.layers))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
     with unfinished.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, *(f"density:{layer}" for layer in layers)])
+        writer.writerow([*columns, *(f"density:{layer}" for layer in layers)])
         for row in rows:
-            fields = [getattr(row, column) for column in COLUMNS]
+            fields = [getattr(row, column) for column in columns]
             writer.writerow([*fields, *(row.layers.get(layer) for layer in layers)])
     os.replace(unfinished, path)
     return path
+
+
+def _row(place: RunFolder) -> Row | None:
+    """The row of a run; None where it has neither ended nor failed."""
+    one = place.experiment
+    row = Row(
+        method=_method(one),
+        sparsity=0.0 if one.method == DENSE else one.sparsity,
+        seed=one.seed,
+        dataset=one.dataset,
+        network=one.network_name,
+        setup=_setup(one),
+        run=one.identity,
+        folder=str(place.path.parent),
+    )
+    if place.done:
+        result = place.result()
+        sizes, seconds = result.sizes, result.seconds
+        return replace(
+            row,
+            accuracy=result.figure,
+            metric=result.headline,
+            loss=result.figures.get("loss"),
+            kept=sizes.get("kept"),
+            total=sizes.get("total"),
+            effective=sizes.get("effective_density"),
+            layers=dict(sizes.get("layers", {})),
+            score_seconds=seconds["score"],
+            train_seconds=seconds["train"],
+        )
+    failed = place.error()
+    return None if failed is None else replace(row, error=failed["error"])
+
+
+def _method(one: Experiment) -> str:
+    changes = [] if one.method == DENSE else [text for name, text in one.differences() if name.startswith("pruning.")]
+    return f"{one.method} ({', '.join(changes)})" if changes else one.method
+
+
+def _setup(one: Experiment) -> str:
+    """The recipe, and whatever differs from the usual and is not the method's."""
+    left_out = ("dataset", "network", "method", "sparsity", "seed", "recipe", "pruning.")
+    return ", ".join([one.recipe_name, *(text for name, text in one.differences() if not name.startswith(left_out))])
+
+
+def _against(rows: Sequence[Row], method: str, baseline: str, share: float | None) -> dict[str, Any]:
+    """The columns of `means` that compare a method to the baseline."""
+    other = cell(rows, baseline, None if baseline == DENSE else share)
+    if method == baseline or share is None or not other:
+        return {"baseline": baseline, "verdict": None, "difference": None, "low": None, "high": None}
+    told = verdict(rows, method, baseline, share)
+    versus = told.difference
+    edges = {"low": _known(versus.low), "high": _known(versus.high)}
+    return {"baseline": baseline, "verdict": told.says, "difference": _known(versus.mean), **edges}
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -105,10 +105,12 @@ def run_many(
     *,
     together: int = 4,
     options: Options | None = None,
+    loader: Loader | None = None,
 ) -> list[RunResult]:
     """Run `experiments`, on a GPU `together` at a time; one result each. Data sets are loaded once.
 
     progress: `progress(runs_done, runs, text)`, with fractions of runs, after every epoch.
+    loader: has the data sets of calls before; its device must be this one.
 
     A run that fails has a result with its `error`, and the others go on. What another process is at work on is left to
     it and waited for at the end, so that several processes can share one list.
@@ -122,13 +124,11 @@ def run_many(
     [None, None]
     """
     options = options or Options()
-    if together < 1:
-        raise SettingError(f"together={together}: use at least 1")
     for experiment in experiments:
         check(experiment)
     where = choose_device(device)
-    size = together if options.engine == "graph" or (options.engine == "auto" and where.type == "cuda") else 1
-    loader = Loader(where, options.root, options.download)
+    size = side_by_side(together, where, options)
+    loader = loader or Loader(where, options.root, options.download)
     pending = list({one.identity: one for one in experiments}.values())
     total = len(pending)
     results: dict[str, RunResult] = {}
@@ -147,7 +147,7 @@ def run_many(
         if place.done:
             pending.remove(experiment)
             take(place.result())
-    for group in _groups(pending, size):
+    for group in groups_of(pending, size):
         with ExitStack() as held:
             works = []
             for experiment in group:
@@ -164,8 +164,15 @@ def run_many(
         try:
             take(run(experiment, folder, where, wait=True, options=options))
         except FAILURES as error:
-            take(RunFolder(experiment, folder).failure(_reason(error)))
+            take(RunFolder(experiment, folder).failure(reason(error)))
     return [results[one.identity] for one in experiments]
+
+
+def side_by_side(together: int, device: torch.device, options: Options) -> int:
+    """How many runs are trained at a time: `together` on a GPU, one on a CPU."""
+    if together < 1:
+        raise SettingError(f"together={together}: use at least 1")
+    return together if options.engine == "graph" or (options.engine == "auto" and device.type == "cuda") else 1
 
 
 def describe(result: RunResult) -> str:
@@ -338,7 +345,7 @@ class _Work:
         except Exception as error:
             self.place.fail(
                 {
-                    "error": _reason(error),
+                    "error": reason(error),
                     "traceback": "".join(traceback.format_exception(error)),
                     "when": now(),
                     "environment": environment(self._loader.device),
@@ -393,7 +400,7 @@ def _run_group(
             with work.recording():
                 work.prepare(lambda done, total, text, work=work: tell(0.0, f"{work.experiment.label}: {text}"))
         except FAILURES as error:
-            take(work.place.failure(_reason(error)))
+            take(work.place.failure(reason(error)))
             continue
         alone = None if uses_graph(work.run, options.engine) else work.experiment.identity
         ready.setdefault((work.done, work.run.steps, alone), []).append(work)
@@ -413,7 +420,7 @@ def _run_group(
                         work.prepare()
                     _finish_all([work], options, tell, take)
             except FAILURES as error:
-                take(work.place.failure(_reason(error)))
+                take(work.place.failure(reason(error)))
 
 
 def _finish_all(
@@ -432,7 +439,7 @@ def _finish_all(
         take(work.finish(result))
 
 
-def _groups(experiments: Sequence[Experiment], size: int) -> list[list[Experiment]]:
+def groups_of(experiments: Sequence[Experiment], size: int) -> list[list[Experiment]]:
     """Up to `size` experiments that can share a graph; in the order they were given."""
     alike: dict[tuple, list[list[Experiment]]] = {}
     groups: list[list[Experiment]] = []
@@ -468,6 +475,6 @@ def _mark(experiment: Experiment, masks: prospr.Masks | None) -> str:
     return f"{experiment.identity} {DENSE if masks is None else masks.digest()}"
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"

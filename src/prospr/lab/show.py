@@ -13,9 +13,9 @@ from prospr.lab.files import read_json
 from prospr.lab.runfolder import RunFolder, RunResult, find_run
 
 if TYPE_CHECKING:
-    from prospr.lab.estimate import Estimate
+    from prospr.lab.estimate import Estimate, Total
 
-__all__ = ["show_plan", "show_run", "show_runs", "show_table"]
+__all__ = ["show_plan", "show_run", "show_runs", "show_table", "show_total"]
 
 WIDTH = 60  # of a curve
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
@@ -91,6 +91,20 @@ def show_plan(place: RunFolder, cost: Estimate, device: str, as_json: bool = Fal
         ("training", f"{cost.epochs} epochs of {cost.steps} steps: {steps:,} steps" if steps else "unknown"),
         ("time", f"{took}; {cost.basis}"),
     ]
+    return _columns(rows)
+
+
+def show_total(total: Total, device: str, processes: int = 1) -> str:
+    """How much is left of many runs."""
+    left = total.runs - total.done
+    rows = [("runs", f"{total.runs}: {total.done} done, {total.begun} begun, {left - total.begun} not begun")]
+    if left:
+        took = "unknown" if total.unknown == left else f"about {duration(total.seconds)}, one run after another"
+        if 0 < total.unknown < left:
+            took += f", without {total.unknown} runs whose time is unknown"
+        rows += [("device", f"{device}, {processes} processes" if processes > 1 else device)]
+        rows += [("training", f"{total.steps:,} steps are left")]
+        rows += [("time", f"{took}; {', '.join(total.bases)}; scoring comes to it")]
     return _columns(rows)
 
 

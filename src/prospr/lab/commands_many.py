@@ -1,0 +1,275 @@
+"""The commands of `prospr` about many runs: the paper's tables, sweeps, results. None imports torch to be read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from prospr.errors import SettingError
+from prospr.lab.command import Asked, Command
+from prospr.lab.experiment import Experiment
+from prospr.lab.grid import grid
+from prospr.lab.runfolder import FOLDER
+
+if TYPE_CHECKING:
+    from prospr.lab.runfolder import RunResult
+
+__all__ = ["Paper", "Results", "Sweep"]
+
+
+@dataclass(frozen=True)
+class Many(Command):
+    """How many runs are run."""
+
+    folder: str = FOLDER
+    """Where runs lie."""
+    processes: int = 1
+    """So many processes run them. One that dies is replaced, and its runs go on."""
+    together: int = 4
+    """On a GPU: the runs a process trains side by side."""
+    device: str | None = None
+    """"cpu", "cuda", "cuda:1"; by default a GPU where there is one."""
+    root: str | None = None
+    """Where data sets lie; by default PROSPR_DATA, else ~/.cache/prospr."""
+    workers: int = 0
+    """Processes that decode images which are streamed."""
+    save_every: float = 30.0
+    """Seconds between checkpoints."""
+    compile: bool = False
+    """On a GPU: use torch.compile as well, which takes a minute and then makes steps quicker."""
+    dry_run: bool = False
+    """Say how many runs there are, how many are done and how long the others would take, and run nothing."""
+    json: bool = False
+    """Print the table as JSON."""
+
+    after_interrupt = "The same command goes on where it stood."
+
+    def _run(self, experiments: Sequence[Experiment]) -> list[RunResult]:
+        from prospr.lab.progress import progress_bar
+        from prospr.lab.run import Options
+        from prospr.lab.sweep import sweep
+
+        options = Options(self.root, True, self.workers, self.save_every, compile=self.compile)
+        with progress_bar("runs", sys.stderr if self.json else None) as progress:
+            return sweep(
+                experiments,
+                self.folder,
+                self.device,
+                progress,
+                processes=self.processes,
+                together=self.together,
+                options=options,
+            )
+
+    def _left(self, experiments: Sequence[Experiment]) -> str:
+        from prospr.lab.estimate import estimate_all
+        from prospr.lab.making import check
+        from prospr.lab.run import choose_device
+        from prospr.lab.show import show_total
+
+        for one in experiments:
+            check(one)
+        device = choose_device(self.device)
+        total = estimate_all(experiments, self.folder, device, self.root)
+        return json.dumps(vars(total), indent=1) if self.json else show_total(total, str(device), self.processes)
+
+
+@dataclass(frozen=True)
+class Paper(Many):
+    """List the tables of the ProsPr paper, or run one and print what it gave here beside the paper's numbers."""
+
+    table: tyro.conf.Positional[str] = ""
+    """The table's name; without one, all tables are listed."""
+    methods: tuple[str, ...] = ()
+    """Only these, by their name in the paper or here."""
+    sparsities: tuple[float, ...] = ()
+    """Only these, as shares: 0.982; that of the network not pruned is 0."""
+    datasets: tuple[str, ...] = ()
+    """Only these, by their name in the paper or here."""
+    networks: tuple[str, ...] = ()
+    """Only these, by their name in the paper or here."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """A run for each."""
+    recipe: str = "paper"
+    """"paper", "missing-the-mark" (the benchmark's own), or one that `prospr recipes` lists."""
+    epochs: int | None = None
+    """Another number than the recipe's, its drops in proportion."""
+    show: bool = False
+    """Print the table with what is finished, and run nothing."""
+
+    def __call__(self) -> None:
+        from prospr.lab.paper import PAPER, compare, tables
+        from prospr.lab.show import show_table
+
+        known = tables()
+        if not self.table:
+            rows = [_about(name, table) for name, table in known.items()]
+            print(json.dumps(rows, indent=1) if self.json else show_table(rows))
+            return
+        if self.table not in known:
+            raise SettingError(f"the paper has no table {self.table!r}; known names: {', '.join(known)}")
+        table = known[self.table]
+        part = (self.methods, self.sparsities, self.seeds, self.recipe, self.epochs, self.datasets, self.networks)
+        cells = table.cells(*part)
+        results: list[RunResult] = []
+        if not self.show:
+            wanted = table.experiments(*part[:4], epochs=self.epochs, datasets=self.datasets, networks=self.networks)
+            if self.dry_run:
+                print(self._left(wanted))
+                return
+            results = self._run(wanted)
+        rows = compare(cells, self.folder)
+        if self.json:
+            print(json.dumps(rows, indent=1))
+        else:
+            recipe = table.recipe if self.recipe == PAPER else self.recipe
+            length = "" if self.epochs is None else f", {self.epochs} epochs in place of the recipe's"
+            print(f"{table.title}: {table.shows} ({table.source})")
+            print("ours: measured, mean +- deviation (runs)" + (f"; recipe {recipe}{length}" if recipe else "") + "\n")
+            print(show_table(_without_empty([_beside(row) for row in rows])))
+            reasons = [f"{row['method']}: {row['missing']}." for row in rows if row["missing"] is not None]
+            for text in dict.fromkeys([*reasons, *table.differs]):
+                print(f"\n{text}")
+        _end(results)
+
+
+@dataclass(frozen=True)
+class Sweep(Many):
+    """Run every combination of methods, sparsities and seeds, and print the table of means."""
+
+    experiment: Asked = field(default_factory=Asked)
+    """What is run; the same options as `prospr run`."""
+    methods: tuple[str, ...] = ()
+    """In place of one --method; "dense" is one."""
+    sparsities: tuple[float, ...] = ()
+    """In place of one --sparsity."""
+    seeds: tuple[int, ...] = ()
+    """In place of one --seed."""
+
+    def __call__(self) -> None:
+        from prospr.lab.results import load, means
+
+        axes = {"method": self.methods, "sparsity": self.sparsities, "seed": self.seeds}
+        wanted = grid(self.experiment.make(), **{name: axis for name, axis in axes.items() if axis})
+        if self.dry_run:
+            print(self._left(wanted))
+            return
+        results = self._run(wanted)
+        mine = {one.identity for one in wanted}
+        rows = means([row for row in load(self.folder) if row.run in mine])
+        print(json.dumps(rows, indent=1) if self.json else _table(rows))
+        _end(results)
+
+
+@dataclass(frozen=True)
+class Results(Command):
+    """Print the table of means of all finished runs in some folders."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]] = (FOLDER,)
+    """The folders of runs."""
+    baseline: str | None = None
+    """A method the others are compared to, seed by seed: better, worse, or not shown?"""
+    csv: Path | None = None
+    """Write every run to this file, a line each."""
+    json: bool = False
+    """Print the table as JSON."""
+
+    def __call__(self) -> None:
+        from prospr.lab.results import load, means, write_csv
+
+        found = load(self.runs)
+        if self.csv is not None:
+            write_csv(found, self.csv)
+        rows = means(found, self.baseline)
+        if self.json:
+            print(json.dumps(rows, indent=1))
+        else:
+            print(_table(rows) if rows else f"there are no finished runs in {', '.join(self.runs)}")
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    from prospr.lab.show import show_table
+
+    return show_table(_without_empty([_mean(row) for row in rows]))
+
+
+def _mean(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `means` in words."""
+    words = {
+        "data set": row["dataset"],
+        "network": row["network"],
+        "setup": row["setup"],
+        "method": row["method"],
+        "sparsity %": "-" if row["sparsity"] is None else f"{100 * row['sparsity']:g}",
+        "metric": row["metric"],
+        "mean %": _percent(row["mean"]),
+        "sd": _percent(row["sd"]),
+        "n": row["n"],
+        "failed": row["failed"] or "",
+    }
+    if "baseline" in row:
+        low, high = row["low"], row["high"]
+        interval = "" if low is None else f" ({100 * low:+.2f} to {100 * high:+.2f})"
+        versus = "" if row["difference"] is None else f": {100 * row['difference']:+.2f}{interval}"
+        words[f"against {row['baseline']}"] = f"{row['verdict'] or ''}{versus}"
+    return words
+
+
+def _beside(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `compare` in words."""
+    digits = 4 if row["metric"] == "mean_iou" else 2
+    ours = "not by a run" if row["missing"] is not None else "not run"
+    if row["our_runs"]:
+        spread = "" if row["our_sd"] is None else f" +- {row['our_sd']:.{digits}f}"
+        ours = f"{row['our_mean']:.{digits}f}{spread} ({row['our_runs']})"
+    return {
+        "data set": row["dataset"],
+        "network": row["network"],
+        "method": row["method"],
+        "sparsity %": f"{100 * row['sparsity']:g}" if row["sparsity"] else "-",
+        "metric": row["metric"],
+        "ours": ours,
+        "the paper's": f"{row['paper_mean']:g}" + ("" if row["paper_sd"] is None else f" +- {row['paper_sd']:g}"),
+        "note": row["note"],
+    }
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f}"
+
+
+def _about(name: str, table: Any) -> dict[str, Any]:
+    pruned = [share for share in table.sparsities if share]
+    return {
+        "table": name,
+        "title": table.title,
+        "shows": table.shows,
+        "methods": len(table.methods),
+        "sparsities %": f"{100 * pruned[0]:g} to {100 * pruned[-1]:g}" if len(pruned) > 1 else f"{100 * pruned[0]:g}",
+        "metric": ", ".join(table.metrics),
+        "can be run": table.runs,
+        "source": table.source,
+    }
+
+
+def _without_empty(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without the columns that have nothing in them."""
+    return [{key: v for key, v in row.items() if any(one[key] != "" for one in rows)} for row in rows]
+
+
+def _end(results: Sequence[RunResult]) -> None:
+    """An error where runs failed, once everything is printed."""
+    failed = [result for result in results if result.error is not None]
+    if failed:
+        from prospr.errors import PruningError
+
+        raise PruningError(
+            f"{len(failed)} of {len(results)} runs failed; the first, {failed[0].experiment.label}: {failed[0].error} "
+            f"(`prospr show {failed[0].folder}`); the same command tries them again"
+        )

@@ -1,0 +1,405 @@
+"""The tables of the ProsPr paper: its numbers, and the experiments that measure the same here.
+
+The numbers are in data_files/paper.csv, as the paper prints them. They are never mixed with measured ones: a `Cell` has
+the paper's number in `row`, and `measured` reads ours from the folders of finished runs. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from prospr.errors import SettingError
+from prospr.lab.experiment import DENSE, Experiment, Pruning, Training
+from prospr.lab.grid import changed
+from prospr.lab.recipes import recipes
+from prospr.lab.runfolder import FOLDER, RunFolder
+from prospr.lab.stats import Summary, summarise
+
+__all__ = ["BENCHMARK", "PAPER", "SEEDS", "Cell", "PaperRow", "PaperTable", "compare", "tables"]
+
+PAPER, BENCHMARK = "paper", "missing-the-mark"
+SEEDS = (0, 1, 2)
+
+DATASETS = {
+    "CIFAR-10": "cifar10",
+    "CIFAR-100": "cifar100",
+    "TinyImageNet": "tiny-imagenet",
+    "ImageNet": "imagenet",
+    "PhC-C2DH-U373": "phc-c2dh-u373",
+    "DIC-C2DH-HeLa": "dic-c2dh-hela",
+}
+NETWORKS = {
+    "ResNet-18": "resnet18",
+    "ResNet-20": "resnet20",
+    "ResNet-50": "resnet50",
+    "VGG-16": "vgg16",
+    "VGG-19": "vgg19",
+    "U-Net": "unet",
+}
+METHODS = {
+    "Unpruned": DENSE,
+    "ProsPr": "prospr",
+    "SNIP": "snip",
+    "SNIP-MB": "snip-mb",
+    "Iter-SNIP": "iter-snip",
+    "FORCE": "force",
+    "GraSP": "grasp",
+    "GraSP-MB": "grasp-mb",
+    "SynFlow": "synflow",
+    "3SP": "3sp",
+    "Magnitude at Initialization": "magnitude",
+    "Random": "random",
+}
+NOT_RUN = {
+    "LTR after Training": "prunes after training: `prospr.retrain` does, a run does not",
+    "Magnitude after Training": "prunes after training: `prospr.retrain` does, a run does not",
+    "3SP + reinit": "draws weights anew after pruning: `prospr.shrink(weights='redraw')` does, a run does not",
+    "3SP + rescale": "rescales weights after pruning: `prospr.shrink(weights='rescale')` does, a run does not",
+    "Jeong et al.": "prunes and fine-tunes in turn, which prospr does not have in this form",
+}
+WALL_CLOCK = "times are measured by `python benchmarks/channels.py --device cuda --out channels.json`"
+FIGURES = {"top1": ("accuracy", 100), "top5": ("top5", 100), "mean_iou": ("mean_iou", 1)}
+"""The figure of a run that a metric of the paper is, and what the paper multiplies it by."""
+
+_BENCHMARK_NETWORKS: dict[str, dict[str, int | float | bool | str]] = {
+    "resnet20": {"shortcut": "B"},
+    "resnet18": {"stem": "7x7"},
+}
+_GRID = tuple(round(1 - 0.8**k, 4) for k in range(1, 19))  # of the benchmark; the paper prints three digits of it
+_LIKE = 6e-4  # of sparsities: what the three digits leave open
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A number as the paper prints it; the names of data set, network and method are the paper's too.
+
+    sparsity: a share; 0 for a network that is not pruned.
+    metric: "top1" and "top5" in percent, "mean_iou" as a share, "train_minutes" and "train_hours".
+    sd: the deviation, where one is printed.
+    """
+
+    dataset: str
+    network: str
+    granularity: str
+    method: str
+    sparsity: float
+    metric: str
+    mean: float
+    sd: float | None
+    note: str
+
+    @property
+    def missing(self) -> str | None:
+        """Why no experiment measures this; None where one does."""
+        if self.metric not in FIGURES:
+            return WALL_CLOCK
+        if "BYOL" in self.note:
+            command = f"python examples/byol.py --dataset {DATASETS[self.dataset]} --network resnet18"
+            return f"starts from BYOL's weights: `{command} --epochs 1000 --train 200 --device cuda`"
+        return NOT_RUN.get(self.method)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of the paper beside the experiments that measure it here: one a seed, or none and a reason."""
+
+    row: PaperRow
+    experiments: tuple[Experiment, ...]
+    missing: str | None = None
+
+    def measured(self, folder: str | os.PathLike[str] = FOLDER) -> Summary:
+        """Ours, in the paper's unit, of those runs in `folder` that are finished."""
+        figure, scale = FIGURES.get(self.row.metric, ("", 1))
+        places = [RunFolder(one, folder) for one in self.experiments]
+        return summarise([scale * place.result().figures[figure] for place in places if place.done])
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of the paper.
+
+    source: where it is in the paper.
+    differs: what is done otherwise here, or was not said in the paper, a sentence each.
+    """
+
+    name: str
+    title: str
+    shows: str
+    source: str
+    rows: tuple[PaperRow, ...] = field(repr=False)
+    recipe: str = ""
+    benchmark: str | None = None
+    differs: tuple[str, ...] = ()
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.network for row in self.rows))
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.dataset for row in self.rows))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.method for row in self.rows))
+
+    @property
+    def sparsities(self) -> tuple[float, ...]:
+        """Shares, rising."""
+        return tuple(sorted({row.sparsity for row in self.rows}))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.metric for row in self.rows))
+
+    @property
+    def runs(self) -> str:
+        """Whether its rows can be run: "all", "some", "none"."""
+        missing = [row.missing is not None for row in self.rows]
+        return "none" if all(missing) else "some" if any(missing) else "all"
+
+    def cells(
+        self,
+        methods: Sequence[str] | None = None,
+        sparsities: Sequence[float] | None = None,
+        seeds: Sequence[int] = SEEDS,
+        recipe: str = PAPER,
+        epochs: int | None = None,
+        datasets: Sequence[str] | None = None,
+        networks: Sequence[str] | None = None,
+    ) -> list[Cell]:
+        """The numbers of the table, or of a part of it, each with its experiments.
+
+        methods, datasets, networks: by the paper's names or those of prospr.
+        sparsities: shares as the paper prints them, 0.982; that of a network not pruned is 0.
+        recipe: "paper"; "missing-the-mark", the benchmark's own, with its network; or any of `recipes()`.
+        epochs: another number of them, drops in proportion.
+        """
+        rows = list(self.rows)
+        rows = _chosen(rows, "method", methods, METHODS)
+        rows = _chosen(rows, "dataset", datasets, DATASETS)
+        rows = _chosen(rows, "network", networks, NETWORKS)
+        if sparsities:
+            for share in sparsities:
+                if not any(abs(row.sparsity - share) < _LIKE for row in rows):
+                    known = ", ".join(f"{one:g}" for one in sorted({row.sparsity for row in rows}))
+                    raise SettingError(f"sparsity {share:g} is not in this part of {self.name}; it has {known}")
+            rows = [row for row in rows if any(abs(row.sparsity - share) < _LIKE for share in sparsities)]
+        found = []
+        for row in rows:
+            if row.missing is None:
+                base = changed(self._experiment(row, recipe), **({} if epochs is None else {"epochs": epochs}))
+                found.append(Cell(row, tuple(replace(base, seed=seed) for seed in seeds)))
+            else:
+                found.append(Cell(row, (), row.missing))
+        return found
+
+    def experiments(
+        self,
+        methods: Sequence[str] | None = None,
+        sparsities: Sequence[float] | None = None,
+        seeds: Sequence[int] = SEEDS,
+        recipe: str = PAPER,
+        **more: Any,
+    ) -> list[Experiment]:
+        """What there is to run for `cells(...)`, each once. An error where nothing of it can be run, saying why.
+
+        >>> runs = tables()["lth_cifar10_resnet20"].experiments(["ProsPr", "snip"], [0.982], seeds=[0])
+        >>> [(one.label, one.trained_by.epochs) for one in runs]
+        [('resnet20, cifar10, snip 98.2 %, seed 0', 200), ('resnet20, cifar10, prospr 98.2 %, seed 0', 200)]
+        """
+        cells = self.cells(methods, sparsities, seeds, recipe, **more)
+        found = {one.identity: one for cell in cells for one in cell.experiments}
+        if not found:
+            reasons = dict.fromkeys(cell.missing for cell in cells if cell.missing)
+            raise SettingError(f"{self.name}: no experiment measures what is asked for: {'; '.join(reasons)}")
+        return list(found.values())
+
+    def _experiment(self, row: PaperRow, recipe: str) -> Experiment:
+        """What a row measures, with seed 0."""
+        dataset, network, method = DATASETS[row.dataset], NETWORKS[row.network], METHODS[row.method]
+        pruning = Pruning()
+        if row.granularity == "channel":
+            pruning = replace(pruning, granularity="channel", shrink=True)
+        if row.note.startswith("M="):
+            pruning = replace(pruning, steps=int(row.note[2]), same_batch=True)
+        if dataset == "imagenet":
+            network = "torchvision:vgg19_bn" if network == "vgg19" else network
+            if method == "prospr":
+                method = "prospr-first"
+                steps, batch = (2048, 128) if "vgg" in network else (1024, 256)
+                pruning = replace(pruning, steps=steps, score_batch_size=batch)
+        if row.metric == "mean_iou":
+            pruning = replace(pruning, score_batch_size=4)
+        sparsity = row.sparsity
+        if self.benchmark is not None:
+            sparsity = min(_GRID, key=lambda one: abs(one - row.sparsity))
+        return Experiment(
+            dataset=dataset,
+            network=network,
+            settings=dict(_BENCHMARK_NETWORKS.get(network, {})) if recipe == BENCHMARK else {},
+            method=method,
+            sparsity=Experiment.sparsity if method == DENSE else sparsity,
+            recipe=self._recipe(recipe),
+            pruning=Pruning() if method == DENSE else pruning,
+            training=Training(),
+        )
+
+    def _recipe(self, name: str) -> str:
+        if name == PAPER:
+            return self.recipe
+        if name == BENCHMARK:
+            if self.benchmark is None:
+                raise SettingError(f"recipe={name!r}: {self.name} is no part of that benchmark; use {PAPER!r}")
+            return self.benchmark
+        if name not in recipes():
+            known = ", ".join([PAPER, BENCHMARK, *recipes()])
+            raise SettingError(f"unknown recipe {name!r}; known names: {known}")
+        return name
+
+
+def compare(cells: Sequence[Cell], folder: str | os.PathLike[str] = FOLDER) -> list[dict[str, Any]]:
+    """A row a cell: the paper's number, and ours of the runs in `folder` that are finished; None where there is none.
+
+    >>> cells = tables()["segmentation"].cells(["Unpruned"], datasets=["DIC-C2DH-HeLa"])
+    >>> [(row["paper_mean"], row["our_mean"], row["our_runs"]) for row in compare(cells, "no such folder")]
+    [(0.7514, None, 0)]
+    """
+    found = []
+    for cell in cells:
+        row, ours = cell.row, cell.measured(folder)
+        values = {name: getattr(row, name) for name in ("dataset", "network", "method", "sparsity", "metric", "note")}
+        values |= {"paper_mean": row.mean, "paper_sd": row.sd}
+        values |= {"our_mean": ours.mean if ours.n else None, "our_sd": ours.sd if ours.n > 1 else None}
+        found.append({**values, "our_runs": ours.n, "missing": cell.missing})
+    return found
+
+
+_ALIKE = (
+    "For one seed every method has the same recipe, start and order of images here; the paper trains ProsPr by its own "
+    "recipe and takes the other rows from the benchmark (Frankle et al., 2021), which has another."
+)
+_SCALES = "The benchmark draws the scales of batch norms from U(0, 1); here they begin at 1 with either recipe."
+_BUDGET = "The sparsity of channels is read as the share of parameters that go, which the paper does not say."
+_LENGTH = "The learning rate of ProsPr's inner steps is prospr's own choice; the paper gives none."
+
+_ABOUT: dict[str, dict[str, Any]] = {
+    "lth_cifar10_resnet20": {
+        "title": "ResNet-20 on CIFAR-10",
+        "shows": "accuracy of eight methods against sparsity",
+        "source": "figure 2 and appendix B, tab:lth_cifar10_resnet20",
+        "recipe": "prospr-cifar",
+        "benchmark": "missing-the-mark-cifar",
+        "differs": (_ALIKE, _SCALES, _LENGTH),
+    },
+    "lth_cifar10_vgg16": {
+        "title": "VGG-16 on CIFAR-10",
+        "shows": "accuracy of eight methods against sparsity",
+        "source": "figure 2 and appendix B, tab:lth_cifar10_vgg16",
+        "recipe": "prospr-cifar",
+        "benchmark": "missing-the-mark-cifar",
+        "differs": (_ALIKE, _SCALES, _LENGTH),
+    },
+    "lth_tiny_imagenet": {
+        "title": "ResNet-18 on Tiny-ImageNet",
+        "shows": "accuracy of eight methods against sparsity",
+        "source": "figure 2 and appendix B, tab:lth_tiny_imagenet",
+        "recipe": "prospr-cifar",
+        "benchmark": "missing-the-mark-tiny",
+        "differs": (_ALIKE, _SCALES, _LENGTH),
+    },
+    "imagenet": {
+        "title": "VGG-19 and ResNet-50 on ImageNet",
+        "shows": "top-1 and top-5 accuracy at 90 and 95 %, ProsPr of the first order",
+        "source": "section 4.2, tab:imagenet",
+        "recipe": "prospr-imagenet",
+        "differs": (
+            "VGG-19 is torchvision's with batch norm (install torchvision).",
+            "For VGG-19 the paper says 256 steps in one place and 2048 in another; here 2048, batches of 128.",
+            "FORCE and Iter-SNIP score one batch a round here, forty in the paper; SNIP-MB and GraSP-MB ten.",
+            _LENGTH,
+        ),
+    },
+    "structured": {
+        "title": "Channels of VGG-19 on CIFAR-10 and CIFAR-100",
+        "shows": "accuracy with whole channels gone, against 3SP and random",
+        "source": "section 4.3, tab:structured",
+        "recipe": "prospr-cifar",
+        "differs": (_BUDGET, "The smaller network is trained, which computes what the masked one does.", _LENGTH),
+    },
+    "effect_of_m": {
+        "title": "Number of meta-steps",
+        "shows": "accuracy of VGG-19 without channels, by 0 to 3 steps on one batch",
+        "source": "section 4.4, tab:effect_of_m",
+        "recipe": "prospr-cifar",
+        "differs": (_BUDGET, _LENGTH),
+    },
+    "walltime": {
+        "title": "Wall-clock time",
+        "shows": "time of a training without channels on an RTX 2080 Ti",
+        "source": "appendix C, tab:walltime",
+    },
+    "segmentation": {
+        "title": "U-Net on cells",
+        "shows": "mean intersection over union on two sets of cells",
+        "source": "appendix D, tab:segmentation_u373 and tab:segmentation_hela",
+        "recipe": "unet-cells",
+        "differs": ("The paper gives the epochs and no more of its recipe; the rest is prospr's.", _LENGTH),
+    },
+    "byol": {
+        "title": "A start by BYOL",
+        "shows": "accuracy of ResNet-18 at 95 % from random weights and from BYOL's",
+        "source": "appendix E, tab:byol",
+        "recipe": "prospr-cifar",
+        "differs": (_LENGTH,),
+    },
+}
+
+
+@cache
+def _rows() -> dict[str, tuple[PaperRow, ...]]:
+    text = (resources.files("prospr.lab") / "data_files" / "paper.csv").read_text(encoding="utf-8")
+    found: dict[str, list[PaperRow]] = {name: [] for name in _ABOUT}
+    for line in csv.DictReader(text.splitlines()):
+        row = PaperRow(
+            dataset=line["dataset"],
+            network=line["model"],
+            granularity=line["granularity"],
+            method=line["method"],
+            sparsity=round(float(line["sparsity"]) / 100, 6),
+            metric=line["metric"],
+            mean=float(line["mean"]),
+            sd=float(line["std"]) if line["std"] else None,
+            note=line["note"],
+        )
+        found[line["table"]].append(row)
+    return {name: tuple(rows) for name, rows in found.items()}
+
+
+def tables() -> dict[str, PaperTable]:
+    """Every table of the paper, by the name it has in paper.csv.
+
+    >>> table = tables()["structured"]
+    >>> table.networks, table.sparsities
+    (('VGG-19',), (0.0, 0.8, 0.9, 0.95))
+    """
+    return {name: PaperTable(name=name, rows=_rows()[name], **about) for name, about in _ABOUT.items()}
+
+
+def _chosen(rows: list[PaperRow], what: str, asked: Sequence[str] | None, ours: dict[str, str]) -> list[PaperRow]:
+    """Rows whose `what` is asked for by the paper's name or by ours."""
+    if not asked:
+        return rows
+    wanted = {name.lower() for name in asked}
+    names = {row: {getattr(row, what).lower(), ours.get(getattr(row, what), "")} for row in rows}
+    unknown = wanted - set().union(*names.values())
+    if unknown:
+        known = ", ".join(dict.fromkeys(getattr(row, what) for row in rows))
+        raise SettingError(f"{what} {min(unknown)!r} is not in this table of the paper; it has {known}")
+    return [row for row in rows if wanted & names[row]]
