@@ -15,7 +15,7 @@ from prospr.lab.run import Options, run
 
 pytest.importorskip("tyro")
 
-COMMANDS = ("run", "prune", "show", "paper", "sweep", "results", "methods", "networks", "datasets", "recipes")
+COMMANDS = ("run", "prune", "show", "report", "paper", "sweep", "results", "methods", "networks", "datasets", "recipes")
 QUICK = ["--method", "snip", "--epochs", "2", "--batch-size", "512", "--settings", "width", "4", "--device", "cpu"]
 
 
