@@ -28,9 +28,9 @@ class Method:
 
 
 _METHODS = {
-    "prospr": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 30 for the learning rate"),
+    "prospr": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 33 for the learning rate"),
     "prospr-first": Method(
-        ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 30 for the learning rate"
+        ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 33 for the learning rate"
     ),
     "prospr-published": Method(
         ProsPr(lr=0.5, momentum=0.9, detach_first=True),
@@ -53,7 +53,7 @@ _METHODS = {
     "synflow": Method(
         Iterative(SynFlow(), rounds=100), reference="Tanaka et al., NeurIPS 2020", cost="100 of one sample"
     ),
-    "ntk-sap": Method(Iterative(NtkSap(), rounds=20), reference="Wang et al., ICLR 2023", cost="330"),
+    "ntk-sap": Method(Iterative(NtkSap(), rounds=20), reference="Wang et al., ICLR 2023", cost="345"),
     "phew": Method(Phew(), reference="Patil and Dovrolis, ICML 2021", cost="0, and walks through the weights"),
     "magnitude": Method(Magnitude(), reference="Han et al., NeurIPS 2015, here at initialization", cost="0"),
     "random": Method(Random(), reference="the baseline", cost="0"),
