@@ -54,7 +54,7 @@ _METHODS = {
         Iterative(SynFlow(), rounds=100), reference="Tanaka et al., NeurIPS 2020", cost="100 of one sample"
     ),
     "ntk-sap": Method(Iterative(NtkSap(), rounds=20), reference="Wang et al., ICLR 2023", cost="345"),
-    "phew": Method(Phew(), reference="Patil and Dovrolis, ICML 2021", cost="0, and walks through the weights"),
+    "phew": Method(Phew(), reference="Patil and Dovrolis, ICML 2021", cost="3"),
     "magnitude": Method(Magnitude(), reference="Han et al., NeurIPS 2015, here at initialization", cost="0"),
     "random": Method(Random(), reference="the baseline", cost="0"),
     "erk": Method(Random(), scope="erk", reference="Evci et al., ICML 2020", cost="0"),
