@@ -1,6 +1,6 @@
 """What structured pruning buys: a training step, an inference and their memory, before and after shrinking.
 
-    python benchmarks/channels.py --quick                                            # narrow networks, about a minute
+    python benchmarks/channels.py --quick                                            # narrow networks, half a minute
     python benchmarks/channels.py --networks resnet18 vgg19 --out results/channels_cpu.json
     python benchmarks/channels.py --device cuda --budget 400 --out results/channels_h200.json
     PYTHONPATH=FOLDER python benchmarks/channels.py --torch-pruning                  # beside torch-pruning 1.6.1

@@ -3,10 +3,8 @@
 import copy
 import hashlib
 import json
-import os
 import pickle
 import struct
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prospr.atomic import write
 from prospr.errors import FolderError, MaskFileError
 from prospr.masks import store
 from prospr.masks.masks import Masks
@@ -41,7 +40,7 @@ class Stages:
         if path.exists():
             _refuse_another_run(path, json.loads(text))
         else:
-            _write(path, lambda temporary: temporary.write_text(text))
+            write(path, lambda temporary: temporary.write_text(text))
 
     def trained(self, name: str, work: Callable[..., object], *args: Any) -> None:
         """The model after `work`: done now, or loaded."""
@@ -55,7 +54,7 @@ class Stages:
         if path is not None:
             stage = {"run": self.run, "state": state(self.model), "random": _random_state(self.model)}
             stage["checksum"] = digest(stage["state"], stage["random"])
-            _write(path, lambda temporary: torch.save(stage, temporary))
+            write(path, lambda temporary: torch.save(stage, temporary))
 
     def masked(self, name: str, work: Callable[..., Masks], *args: Any) -> Masks:
         """The masks that `work` makes: now, or when it was done."""
@@ -128,17 +127,6 @@ def _refuse_another_run(path: Path, settings: dict[str, Any]) -> None:
             f"{path.parent}: the run stored here has other settings: {key} is {then!r} there and {now!r} now; use "
             "another folder, or the settings it began with"
         )
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Whole or not at all."""
-    temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def state(model: nn.Module) -> dict[str, Any]:

@@ -8,10 +8,7 @@ import torch
 import prospr
 from prospr.lab.models import build
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none here"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("method", ["3sp", prospr.Iterative(prospr.Snip(), 3), prospr.ProsPr(steps=1, lr=0.01)])

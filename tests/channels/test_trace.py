@@ -8,7 +8,7 @@ from channels.twins import find, run, some_groups
 from torch import nn
 
 import prospr
-from prospr.channels.labels import Forest
+from prospr.tracing.labels import Forest
 
 FREE = [
     nn.ELU(), nn.Hardshrink(), nn.Hardsigmoid(), nn.Hardtanh(), nn.Hardswish(), nn.LeakyReLU(), nn.LogSigmoid(),

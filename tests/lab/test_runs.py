@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import prospr
+from prospr.atomic import write
 from prospr.errors import FolderError, PruningError, SettingError
 from prospr.lab import experiment as experiments
 from prospr.lab import loggers, making, recipes
@@ -21,7 +22,7 @@ from prospr.lab import run as running
 from prospr.lab.checkpoints import Checkpoints, DamagedWarning
 from prospr.lab.data import Dataset, Split, datasets, digits
 from prospr.lab.experiment import USUAL, Data, Experiment, Pruning, Training
-from prospr.lab.files import BusyError, locked, write
+from prospr.lab.files import BusyError, locked
 from prospr.lab.making import Loader, Parts, check, method_of
 from prospr.lab.run import Options, run, run_many
 from prospr.lab.runfolder import RunFolder, find_run, finished

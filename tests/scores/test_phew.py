@@ -45,9 +45,9 @@ def published(weights: list[torch.Tensor], walks: int, rng: random.Random) -> se
 
 def visited(model: nn.Module, walks: int, seed: int) -> set[tuple[int, int, int]]:
     """The weights that our first `walks` walks visit."""
-    from prospr.channels.trace import trace
     from prospr.scores.base import Problem
     from prospr.scores.phew import _Network
+    from prospr.tracing.trace import trace
 
     names = tuple(prospr.prunable(model))
     network = _Network(Problem(model, names, seed=seed), trace(model, ((batches(model)[0][0],), {})))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
-from prospr.channels.trace import Term
+from prospr.tracing.trace import Term
 
 __all__ = ["UNITS", "Costs", "Unit"]
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from prospr.channels.budget import Scope, choose
 from prospr.channels.costs import Costs, Unit
 from prospr.channels.size import Size
-from prospr.channels.trace import FAILURES, OUTPUT, Choices, Term, Trace, trace
 from prospr.channels.trial import without_masks, works
 from prospr.errors import KeptWholeWarning, MaskError, ModelError, ScoreError
 from prospr.masks.masks import Masks
 from prospr.meta.loss import Call, call_of, one_sample, unwrap
+from prospr.tracing.trace import FAILURES, OUTPUT, Choices, Term, Trace, trace
 
 __all__ = ["Groups", "find_groups", "groups"]
 

@@ -4,7 +4,6 @@ import copy
 import itertools
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prospr.atomic import write_text
 from prospr.channels.size import Size
 from prospr.errors import PlanError
 from prospr.masks import enforce
@@ -237,14 +237,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, whole or not at all."""
-        path = Path(path)
-        part = path.with_name(f".{uuid.uuid4().hex}.tmp")
-        try:
-            part.write_text(self.to_json(), encoding="utf-8")
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        write_text(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":

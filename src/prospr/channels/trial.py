@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from prospr.channels.plan import Plan
 from prospr.channels.size import Size
-from prospr.channels.trace import FAILURES, pretend_training
 from prospr.masks import enforce
 from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import Call, devices_of, replay
+from prospr.tracing.trace import FAILURES, pretend_training
 
 if TYPE_CHECKING:
     from prospr.channels.groups import Groups

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prospr.lab.files import write
+from prospr.atomic import write
 from prospr.stages import digest
 
 __all__ = ["Checkpoints", "DamagedWarning"]

@@ -1,41 +1,23 @@
-"""Files that appear whole or not at all, and a lock that a dead process does not keep."""
+"""The files of a run as JSON, and a lock that a dead process does not keep."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prospr.atomic import write_text
 from prospr.errors import FolderError
 
-__all__ = ["BusyError", "is_locked", "locked", "read_json", "sweep_up", "write", "write_json", "write_text"]
+__all__ = ["BusyError", "is_locked", "locked", "read_json", "sweep_up", "write_json"]
 
 
 class BusyError(FolderError):
     """Another process is at work on this run."""
-
-
-def write(path: Path, fill: Callable[[Path], object]) -> None:
-    """Let `fill` write a temporary file beside `path`, and give it that name once it is on the disk."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        fill(temporary)
-        with temporary.open("rb+") as file:  # to the disk, not only to the operating system
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _flush_folder(path.parent)
-
-
-def write_text(path: Path, text: str) -> None:
-    write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -95,15 +77,3 @@ def is_locked(path: Path) -> bool:
             return False
     except BusyError:
         return True
-
-
-def _flush_folder(path: Path) -> None:
-    """The new name too; where folders cannot be opened (Windows), the operating system sees to it."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except PermissionError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

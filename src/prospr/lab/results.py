@@ -6,6 +6,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from prospr.atomic import write_text
 from prospr.errors import FolderError, SettingError
 from prospr.lab.experiment import DENSE, Experiment
 from prospr.lab.runfolder import RunFolder, find_run
@@ -217,15 +219,13 @@ def write_csv(rows: Sequence[Row], path: str | Path) -> Path:
     path = Path(path)
     columns = COLUMNS + PLACE if any(row.run for row in rows) else COLUMNS
     layers = list(dict.fromkeys(layer for row in rows for layer in row.layers))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".part")
-    with unfinished.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*columns, *(f"density:{layer}" for layer in layers)])
-        for row in rows:
-            fields = [getattr(row, column) for column in columns]
-            writer.writerow([*fields, *(row.layers.get(layer) for layer in layers)])
-    os.replace(unfinished, path)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*columns, *(f"density:{layer}" for layer in layers)])
+    for row in rows:
+        fields = [getattr(row, column) for column in columns]
+        writer.writerow([*fields, *(row.layers.get(layer) for layer in layers)])
+    write_text(path, text.getvalue())
     return path
 
 

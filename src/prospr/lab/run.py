@@ -24,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 import prospr
+from prospr.atomic import write
 from prospr.channels import Plan
 from prospr.counting import flops
 from prospr.errors import MaskFileError, PlanError, PruningError, SettingError
 from prospr.lab.checkpoints import Checkpoints, DamagedWarning
 from prospr.lab.environment import environment, now
 from prospr.lab.experiment import DENSE, Experiment
-from prospr.lab.files import BusyError, locked, sweep_up, write
+from prospr.lab.files import BusyError, locked, sweep_up
 from prospr.lab.loggers import Logger, MakeLogger
 from prospr.lab.making import Loader, Parts, check, network
 from prospr.lab.progress import Report

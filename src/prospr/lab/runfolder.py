@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prospr.atomic import write_text
 from prospr.errors import FolderError
 from prospr.lab.experiment import SCHEMA, Experiment
-from prospr.lab.files import read_json, write_json, write_text
+from prospr.lab.files import read_json, write_json
 
 if TYPE_CHECKING:
     from torch import nn

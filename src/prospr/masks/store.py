@@ -4,7 +4,6 @@ import ctypes
 import json
 import os
 import struct
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from prospr.atomic import write
 from prospr.errors import MaskFileError
 
 __all__ = ["load", "raw_bytes", "save"]
@@ -30,14 +30,7 @@ def save(masks: Mapping[str, Tensor], path: str | os.PathLike[str], notes: Mappi
         "shapes": json.dumps(shapes),
         "notes": json.dumps({key: str(value) for key, value in notes.items()}),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{uuid.uuid4().hex}.tmp"  # not tempfile's, which nobody else may read
-    try:
-        _write(tensors, temporary, metadata)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write(path, lambda temporary: _write(tensors, temporary, metadata))
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:

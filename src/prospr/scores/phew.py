@@ -2,20 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from prospr.errors import SettingError
 from prospr.scores.base import Problem, Score, Scores
-
-if TYPE_CHECKING:
-    from prospr.channels.trace import Trace
+from prospr.tracing.labels import Labels
+from prospr.tracing.trace import Trace, trace
 
 __all__ = ["Phew"]
 
-Labels = list[int]
 ONE = -1  # the label of a dimension of size 1
 
 
@@ -45,8 +42,6 @@ class Phew(Score):
             raise SettingError(f"Phew(density={self.density!r}): use a number above 0, up to 1")
 
     def saliency(self, problem: Problem) -> Scores:
-        from prospr.channels.trace import trace  # it knows of masks, which know of scores
-
         call = problem.known_call("PHEW")
         network = _Network(problem, trace(problem.model, call))
         weights = problem.weights()
@@ -116,7 +111,7 @@ class _Layer:
 class _Network:
     """Layers in the order in which they run, and where walks may go from one to the next."""
 
-    def __init__(self, problem: Problem, found: "Trace") -> None:
+    def __init__(self, problem: Problem, found: Trace) -> None:
         masks = problem.masks or {}
         named = dict(problem.model.named_parameters())
         owners = {id(p): module for module in problem.model.modules() for p in module._parameters.values()}
@@ -226,9 +221,7 @@ def _pick(runs: list[list[int]], chance: Tensor) -> Tensor:
     return picked
 
 
-def _ends(
-    name: str, p: nn.Parameter, module: nn.Module, found: "Trace"
-) -> tuple[tuple[int, Labels], tuple[int, Labels]]:
+def _ends(name: str, p: nn.Parameter, module: nn.Module, found: Trace) -> tuple[tuple[int, Labels], tuple[int, Labels]]:
     """(dimension, channels) that a weight reads, and that it writes."""
     rows, columns = (
         found.forest.roots(found.axes[name, d]) if (name, d) in found.axes else [ONE] * p.shape[d] for d in (0, 1)

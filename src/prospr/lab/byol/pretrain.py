@@ -6,7 +6,6 @@ import math
 import os
 import pickle
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prospr.atomic import write
 from prospr.errors import LossError
 from prospr.lab.byol.network import Byol, loss
 from prospr.lab.byol.views import SMALL_VIEWS, View, as_bytes, two_views
@@ -208,10 +208,4 @@ class _Checkpoint:
 
     def save(self, losses: list[float]) -> None:
         parts = {"byol": self.byol.state_dict(), "optimizer": self.optimizer.state_dict()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}.part")
-        try:
-            torch.save({"what": self.what, "losses": losses, **parts}, temporary)
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write(self.path, lambda part: torch.save({"what": self.what, "losses": losses, **parts}, part))

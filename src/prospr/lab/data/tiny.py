@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 import warnings
 from pathlib import Path
 
+from prospr.atomic import write
 from prospr.lab.data.dataset import Dataset
 from prospr.lab.data.errors import DataError
 from prospr.lab.data.folders import Files, class_names, files_dataset, in_memory, list_files
@@ -78,12 +77,7 @@ def _save(data: Dataset[Split], path: Path) -> None:
         "mean": data.mean,
         "std": data.std,
     }
-    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
-        save_file(tensors, temporary, {"format": FORMAT, "classes": " ".join(data.classes)})
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write(path, lambda part: save_file(tensors, part, {"format": FORMAT, "classes": " ".join(data.classes)}))
 
 
 def _load(path: Path) -> Dataset[Split]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
+from prospr.atomic import write_text
 from prospr.lab.report.density import density_plot, density_table, effective_densities
 from prospr.lab.report.markup import Markup, Place, join, tag
 from prospr.lab.report.plot import accuracy_plot, swatch
@@ -45,10 +45,7 @@ def write_report(
 def save(page: Markup, path: str | Path) -> Path:
     """Write a page; the file appears whole or not at all."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(page, encoding="utf-8")
-    os.replace(unfinished, path)
+    write_text(path, page)
     return path
 
 

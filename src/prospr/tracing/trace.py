@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prospr.channels.labels import Forest, Labels
 from prospr.meta.batches import tensors
 from prospr.meta.loss import Call, PureLoss, devices_of, evaluation_mode, replay
+from prospr.tracing.labels import Forest, Labels
 
 __all__ = ["FAILURES", "INPUT", "OUTPUT", "Attribute", "Choices", "Dims", "Term", "Trace", "pretend_training", "trace"]
 
@@ -125,7 +125,7 @@ class Watch(TorchDispatchMode):
         self.used: set[int] = set()  # ids of tensors that some operation took
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        from prospr.channels.rules import rule_for
+        from prospr.tracing.rules import rule_for
 
         kwargs = kwargs or {}
         out = func(*args, **kwargs)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prospr.channels.labels import Labels
-from prospr.channels.trace import INPUT, Dims, Watch
 from prospr.meta.batches import tensors
+from prospr.tracing.labels import Labels
+from prospr.tracing.trace import INPUT, Dims, Watch
 
 __all__ = ["rule_for"]
 
