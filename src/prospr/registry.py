@@ -48,7 +48,7 @@ _METHODS = {
         Snip(),
         granularity="channel",
         reference="van Amersfoort et al., 2020",
-        cost="1",
+        cost="2",
     ),
     "synflow": Method(
         Iterative(SynFlow(), rounds=100), reference="Tanaka et al., NeurIPS 2020", cost="100 of one sample"

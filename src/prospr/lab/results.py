@@ -10,14 +10,14 @@ import io
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from prospr.atomic import write_text
 from prospr.errors import FolderError, SettingError
 from prospr.lab.experiment import DENSE, Experiment
-from prospr.lab.runfolder import RunFolder, find_run
+from prospr.lab.records import Record, gather
 from prospr.lab.stats import Summary, summarise
 
 COLUMNS = (
@@ -94,17 +94,14 @@ def load(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
     ('snip', 'digits', 'digits, epochs=1', True)
     """
     several = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
-    found: dict[str, Row] = {}
     for folder in map(Path, several):
         if not folder.is_dir():
             raise FolderError(f"{folder}: there is no such folder of runs")
-        for path in sorted(folder.glob("*/experiment.json")):
-            place = find_run(str(path.parent))
-            row = _row(place)
-            known = found.get(place.experiment.identity)
-            if row is not None and (known is None or known.error is not None):
-                found[place.experiment.identity] = row
-    order = sorted(found.values(), key=lambda row: (row.method != DENSE, row.method, row.sparsity, row.seed))
+    gathered = gather(folder for folder in several if any(Path(folder).glob("*/experiment.json")))
+    for path, why in gathered.unread.items():
+        raise FolderError(f"{path}: this run cannot be read ({why}); mend it, or take it out of the folder")
+    rows = [row_of(record, _method(record.experiment)) for record in gathered.records if record.state != "unfinished"]
+    order = sorted(rows, key=lambda row: (row.method != DENSE, row.method, row.sparsity, row.seed))
     return sorted(order, key=lambda row: (row.dataset, row.network, row.setup))
 
 
@@ -229,36 +226,30 @@ def write_csv(rows: Sequence[Row], path: str | Path) -> Path:
     return path
 
 
-def _row(place: RunFolder) -> Row | None:
-    """The row of a run; None where it has neither ended nor failed."""
-    one = place.experiment
-    row = Row(
-        method=_method(one),
-        sparsity=0.0 if one.method == DENSE else one.sparsity,
+def row_of(record: Record, method: str) -> Row:
+    """The row of a run that has ended or failed, its method under the name it has here."""
+    one, sizes, seconds = record.experiment, record.sizes, record.seconds
+    dense = one.method == DENSE
+    return Row(
+        method=method,
+        sparsity=0.0 if dense else float(one.sparsity),
         seed=one.seed,
+        accuracy=record.figure,
+        metric=record.headline or "accuracy",  # a run that failed has no figures
+        loss=record.figures.get("loss"),
+        kept=sizes.get("kept"),
+        total=sizes.get("total"),
+        effective=sizes.get("effective_density"),
+        layers=dict(sizes.get("layers", {})),
+        score_seconds=None if dense else seconds.get("score"),
+        train_seconds=seconds.get("train"),
+        error=record.error,
         dataset=one.dataset,
         network=one.network_name,
         setup=_setup(one),
         run=one.identity,
-        folder=str(place.path.parent),
+        folder=str(record.folder.parent),
     )
-    if place.done:
-        result = place.result()
-        sizes, seconds = result.sizes, result.seconds
-        return replace(
-            row,
-            accuracy=result.figure,
-            metric=result.headline,
-            loss=result.figures.get("loss"),
-            kept=sizes.get("kept"),
-            total=sizes.get("total"),
-            effective=sizes.get("effective_density"),
-            layers=dict(sizes.get("layers", {})),
-            score_seconds=seconds["score"],
-            train_seconds=seconds["train"],
-        )
-    failed = place.error()
-    return None if failed is None else replace(row, error=failed["error"])
 
 
 def _method(one: Experiment) -> str:

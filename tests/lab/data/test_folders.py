@@ -224,7 +224,7 @@ def test_decoded_images_that_cannot_be_kept_are_used_all_the_same(tiny_root, mon
     def refuse(*args):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(tiny.os, "replace", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     monkeypatch.chdir(tiny_root)
     with pytest.warns(UserWarning, match=r"tiny-imagenet-200\.safetensors: .* could not be kept \(read-only\)"):
         assert len(load("tiny-imagenet", ".").train) == 6

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prospr.lab.records import Record
 from prospr.lab.report.markup import Markup, tag
 from prospr.lab.report.plot import swatch
-from prospr.lab.report.records import Record, Setup
+from prospr.lab.report.setups import Setup
 from prospr.lab.report.tables import table
 from prospr.lab.report.words import NONE, duration, sparsity
 from prospr.lab.results import DENSE

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from prospr.lab.records import Record
 from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.plot import SERIES, swatch
-from prospr.lab.report.records import Record, Setup
+from prospr.lab.report.setups import Setup
 from prospr.lab.report.tables import table
 from prospr.lab.report.words import NONE, percent, sparsity
 from prospr.lab.results import DENSE

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from prospr.lab.experiment import DENSE, Experiment
+from prospr.lab.records import Record
 from prospr.lab.report.markup import Markup, join, tag
-from prospr.lab.report.records import Record, changed, words
+from prospr.lab.report.setups import changed, words
 from prospr.lab.report.tables import table
 from prospr.lab.report.words import NONE, percent, sparsity
 from prospr.lab.runfolder import FOLDER

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prospr.errors import FolderError, SettingError
+from prospr.lab.records import Gathered, gather
 from prospr.lab.report.cost import cost_table
 from prospr.lab.report.curves import curves, lines_of
 from prospr.lab.report.every import failed_list, settings_table
 from prospr.lab.report.markup import Markup, Place, join, tag
 from prospr.lab.report.overlap import chosen, overlap_table, overlaps
 from prospr.lab.report.page import compared, document, made, resource, save
-from prospr.lab.report.records import Gathered, Setup, gather, setups
+from prospr.lab.report.setups import Setup, setups
 from prospr.lab.report.words import headline, percent
 from prospr.lab.results import DENSE, accuracy, cell, methods_of
 

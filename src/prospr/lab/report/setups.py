@@ -1,0 +1,85 @@
+"""Which runs of a page can be compared with each other, and what they are called there. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from prospr.lab.records import Record
+from prospr.lab.results import DENSE, Row, methods_of, row_of
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Runs that differ in method, sparsity and seed only: the same network, data and training.
+
+    labels: the name of each record's method here, with the settings of pruning in which the runs differ.
+    common: the settings of pruning in which they agree and are not as by default.
+    """
+
+    records: Sequence[Record]
+    labels: Sequence[str]
+    common: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        one = self.records[0].experiment
+        settings = "".join(f", {key} {value}" for key, value in one.settings.items())
+        changes = {**changed(one.data), **{k: v for k, v in changed(one.training).items() if k != "epochs"}}
+        more = "".join(f", {words(key, value)}" for key, value in {**changes, **self.common}.items())
+        epochs = f"{one.trained_by.epochs} epochs by {one.recipe_name}"
+        return f"{one.network_name}{settings} on {one.dataset}, {epochs}{more}"
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods in the order of the rows, which gives them their colours; those with no run that ended last."""
+        return list(dict.fromkeys([*methods_of(self.rows), *(label for label in self.labels if label != DENSE)]))
+
+    @property
+    def rows(self) -> list[Row]:
+        """The runs that ended, well or not, as rows of a comparison."""
+        pairs = zip(self.records, self.labels, strict=True)
+        return [row_of(record, label) for record, label in pairs if record.state != "unfinished"]
+
+
+def setups(records: Sequence[Record]) -> list[Setup]:
+    """The records that can be compared with each other, most first; of each setup the dense ones first, then by method,
+    sparsity and seed."""
+    groups: dict[str, list[Record]] = {}
+    for record in sorted(records, key=_order):
+        key = replace(record.experiment, method=DENSE, seed=0).identity  # a dense run has no settings of pruning
+        groups.setdefault(key, []).append(record)
+    return [_setup(group) for group in sorted(groups.values(), key=len, reverse=True)]
+
+
+def changed(part: Any) -> dict[str, Any]:
+    """The fields of a group of settings that are not as by default."""
+    return {one.name: v for one in fields(part) if (v := getattr(part, one.name)) != getattr(type(part)(), one.name)}
+
+
+def words(name: str, value: Any) -> str:
+    """
+    >>> words("round_to", 8), words("shrink", True), words("drops", (3, 7))
+    ('round to 8', 'shrink', 'drops 3 7')
+    """
+    name = name.replace("_", " ")
+    if value is True:
+        return name
+    return f"{name} {' '.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
+
+
+def _setup(records: Sequence[Record]) -> Setup:
+    pruned = [changed(record.experiment.pruning) for record in records if record.experiment.method != DENSE]
+    common = {key: v for key, v in pruned[0].items() if all(key in o and o[key] == v for o in pruned)} if pruned else {}
+    labels = []
+    for record in records:
+        own = {k: v for k, v in changed(record.experiment.pruning).items() if k not in common}
+        dense = record.experiment.method == DENSE
+        labels.append(DENSE if dense else ", ".join([record.experiment.method, *(words(k, v) for k, v in own.items())]))
+    return Setup(records, labels, common)
+
+
+def _order(record: Record) -> tuple[Any, ...]:
+    one = record.experiment
+    return (one.dataset, one.network_name, one.method != DENSE, one.method, str(one.pruning), one.sparsity, one.seed)
