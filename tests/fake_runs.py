@@ -5,9 +5,9 @@ from functools import cache
 import torch
 
 import prospr
-from prospr.lab.environment import environment, now
 from prospr.lab.experiment import DENSE, Experiment, Training
-from prospr.lab.runfolder import RunFolder
+from prospr.lab.runs.environment import environment, now
+from prospr.lab.runs.folder import RunFolder
 from prospr.lab.train import Epoch
 
 SHAPES = {"conv1.weight": (8, 3, 3, 3), "layer1.0.conv1.weight": (8, 8, 3, 3), "fc.weight": (10, 8)}

@@ -10,8 +10,8 @@ import prospr
 from prospr.cli import main
 from prospr.lab import commands
 from prospr.lab.experiment import Data, Experiment, Pruning, Training
-from prospr.lab.making import Parts
 from prospr.lab.run import Options, run
+from prospr.lab.runs.making import Parts
 
 pytest.importorskip("tyro")
 

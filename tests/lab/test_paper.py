@@ -14,10 +14,10 @@ from prospr.cli import main
 from prospr.errors import SettingError
 from prospr.lab import paper
 from prospr.lab.experiment import DENSE, USUAL, Experiment, Pruning
-from prospr.lab.making import check
 from prospr.lab.paper import DATASETS, METHODS, NETWORKS, NOT_RUN, Cell, PaperRow, compare, tables
 from prospr.lab.recipes import recipes
 from prospr.lab.run import run_many
+from prospr.lab.runs.making import check
 from prospr.registry import methods
 
 SOURCE = Path("/work/shared/paper/tables.csv")

@@ -18,7 +18,6 @@ from fake_runs import METHODS, SHAPES, fake_run, grid, two_hundred
 import prospr
 from prospr.errors import FolderError, SettingError
 from prospr.lab.experiment import Data, Experiment, Pruning, Training
-from prospr.lab.records import gather
 from prospr.lab.report import report_runs, write_report
 from prospr.lab.report.cost import cost_table
 from prospr.lab.report.curves import curves, epoch_ticks, lines_of, log_ticks, share_ticks, thinned
@@ -27,6 +26,7 @@ from prospr.lab.report.every import command_of
 from prospr.lab.report.overlap import chosen, overlap_table, overlaps
 from prospr.lab.report.setups import setups
 from prospr.lab.results import Row
+from prospr.lab.runs.records import gather
 
 SHORT = Training(epochs=6)
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

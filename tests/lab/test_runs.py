@@ -17,15 +17,16 @@ import prospr
 from prospr.atomic import write
 from prospr.errors import FolderError, PruningError, SettingError
 from prospr.lab import experiment as experiments
-from prospr.lab import loggers, making, recipes
+from prospr.lab import recipes
 from prospr.lab import run as running
-from prospr.lab.checkpoints import Checkpoints, DamagedWarning
 from prospr.lab.data import Dataset, Split, datasets, digits
 from prospr.lab.experiment import USUAL, Data, Experiment, Pruning, Training
-from prospr.lab.files import BusyError, locked
-from prospr.lab.making import Loader, Parts, check, method_of
 from prospr.lab.run import Options, run, run_many
-from prospr.lab.runfolder import RunFolder, find_run, finished
+from prospr.lab.runs import loggers, making
+from prospr.lab.runs.checkpoints import Checkpoints, DamagedWarning
+from prospr.lab.runs.files import BusyError, locked
+from prospr.lab.runs.folder import RunFolder, find_run, finished
+from prospr.lab.runs.making import Loader, Parts, check, method_of
 from prospr.lab.train import Run, evaluate, train
 
 EVERY_EPOCH = Options(save_every=0)

@@ -15,11 +15,11 @@ import pytest
 from prospr.cli import main
 from prospr.errors import FolderError, SettingError
 from prospr.lab.experiment import Experiment, Pruning, Training
-from prospr.lab.files import is_locked, locked
 from prospr.lab.grid import changed, grid
 from prospr.lab.results import Row, accuracy, cell, load, setups_of, verdict, write_csv
 from prospr.lab.run import Options, run, run_many
-from prospr.lab.runfolder import RunFolder
+from prospr.lab.runs.files import is_locked, locked
+from prospr.lab.runs.folder import RunFolder
 from prospr.lab.sweep import _Crew, sweep
 
 SMALL = Experiment(method="snip", settings={"width": 4}, training=Training(epochs=4, batch_size=512))

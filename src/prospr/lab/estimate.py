@@ -12,8 +12,8 @@ import torch
 from prospr.errors import FolderError
 from prospr.lab.data import MissingDataError, datasets
 from prospr.lab.experiment import DENSE, Experiment
-from prospr.lab.making import Loader, Parts, method_of
-from prospr.lab.runfolder import FOLDER, RunFolder, finished
+from prospr.lab.runs.folder import FOLDER, RunFolder, finished
+from prospr.lab.runs.making import Loader, Parts, method_of
 from prospr.lab.train import Run
 from prospr.lab.training import EagerTrainer
 

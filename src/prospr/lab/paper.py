@@ -18,7 +18,7 @@ from prospr.errors import SettingError
 from prospr.lab.experiment import DENSE, Experiment, Pruning, Training
 from prospr.lab.grid import changed
 from prospr.lab.recipes import recipes
-from prospr.lab.runfolder import FOLDER, RunFolder
+from prospr.lab.runs.folder import FOLDER, RunFolder
 from prospr.lab.stats import Summary, summarise
 
 __all__ = ["BENCHMARK", "PAPER", "SEEDS", "Cell", "PaperRow", "PaperTable", "compare", "tables"]

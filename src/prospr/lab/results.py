@@ -17,7 +17,7 @@ from typing import Any, Literal
 from prospr.atomic import write_text
 from prospr.errors import FolderError, SettingError
 from prospr.lab.experiment import DENSE, Experiment
-from prospr.lab.records import Record, gather
+from prospr.lab.runs.records import Record, gather
 from prospr.lab.stats import Summary, summarise
 
 COLUMNS = (

@@ -28,14 +28,14 @@ from prospr.atomic import write
 from prospr.channels import Plan
 from prospr.counting import flops
 from prospr.errors import MaskFileError, PlanError, PruningError, SettingError
-from prospr.lab.checkpoints import Checkpoints, DamagedWarning
-from prospr.lab.environment import environment, now
 from prospr.lab.experiment import DENSE, Experiment
-from prospr.lab.files import BusyError, locked, sweep_up
-from prospr.lab.loggers import Logger, MakeLogger
-from prospr.lab.making import Loader, Parts, check, network
 from prospr.lab.progress import Report
-from prospr.lab.runfolder import FOLDER, RunFolder, RunResult
+from prospr.lab.runs.checkpoints import Checkpoints, DamagedWarning
+from prospr.lab.runs.environment import environment, now
+from prospr.lab.runs.files import BusyError, locked, sweep_up
+from prospr.lab.runs.folder import FOLDER, RunFolder, RunResult
+from prospr.lab.runs.loggers import Logger, MakeLogger
+from prospr.lab.runs.making import Loader, Parts, check, network
 from prospr.lab.train import Engine, Epoch, Result, Run, trainer_for, uses_graph
 from prospr.masks import store
 
@@ -52,7 +52,7 @@ class Options:
     root: where data sets lie and are downloaded to; see `prospr.lab.data.load`.
     workers: processes that decode images which are streamed.
     save_every: seconds between checkpoints; 0 writes one after every epoch. The last epoch always has one.
-    loggers: see `prospr.lab.loggers`.
+    loggers: see `prospr.lab.runs.loggers`.
     engine, compile: see `prospr.lab.train.train`.
     """
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prospr.lab.experiment import Experiment
-from prospr.lab.files import read_json
-from prospr.lab.runfolder import RunFolder, RunResult, find_run
+from prospr.lab.runs.files import read_json
+from prospr.lab.runs.folder import RunFolder, RunResult, find_run
 
 if TYPE_CHECKING:
     from prospr.lab.estimate import Estimate, Total

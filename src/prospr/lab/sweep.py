@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from prospr.errors import SettingError
-from prospr.lab.environment import environment, now
 from prospr.lab.experiment import Experiment
-from prospr.lab.files import is_locked
-from prospr.lab.making import Loader, check
 from prospr.lab.progress import Report
 from prospr.lab.run import Options, choose_device, describe, groups_of, reason, run_many, side_by_side
-from prospr.lab.runfolder import FOLDER, RunFolder, RunResult
+from prospr.lab.runs.environment import environment, now
+from prospr.lab.runs.files import is_locked
+from prospr.lab.runs.folder import FOLDER, RunFolder, RunResult
+from prospr.lab.runs.making import Loader, check
 
 __all__ = ["sweep"]
 

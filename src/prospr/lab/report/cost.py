@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prospr.lab.records import Record
 from prospr.lab.report.markup import Markup, tag
 from prospr.lab.report.plot import swatch
 from prospr.lab.report.setups import Setup
 from prospr.lab.report.tables import table
 from prospr.lab.report.words import NONE, duration, sparsity
 from prospr.lab.results import DENSE
+from prospr.lab.runs.records import Record
 from prospr.lab.stats import summarise
 
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from prospr.lab.records import Record
 from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.plot import SERIES, swatch
 from prospr.lab.report.setups import Setup
 from prospr.lab.report.tables import table
 from prospr.lab.report.words import NONE, percent, sparsity
 from prospr.lab.results import DENSE
+from prospr.lab.runs.records import Record
 from prospr.lab.stats import summarise
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 400.0, 260.0, 44.0, 28.0, 10.0, 44.0

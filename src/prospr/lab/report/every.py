@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from prospr.lab.experiment import DENSE, Experiment
-from prospr.lab.records import Record
 from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.setups import changed, words
 from prospr.lab.report.tables import table
 from prospr.lab.report.words import NONE, percent, sparsity
-from prospr.lab.runfolder import FOLDER
+from prospr.lab.runs.folder import FOLDER
+from prospr.lab.runs.records import Record
 
 ALWAYS = ("dataset", "network", "method", "sparsity", "seed")
 

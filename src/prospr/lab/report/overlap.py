@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prospr.errors import MaskError
-from prospr.lab.records import Record
 from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.setups import Setup
 from prospr.lab.report.tables import table
 from prospr.lab.report.words import sparsity
 from prospr.lab.results import DENSE
+from prospr.lab.runs.records import Record
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prospr.errors import FolderError, SettingError
-from prospr.lab.records import Gathered, gather
 from prospr.lab.report.cost import cost_table
 from prospr.lab.report.curves import curves, lines_of
 from prospr.lab.report.every import failed_list, settings_table
@@ -18,6 +17,7 @@ from prospr.lab.report.page import compared, document, made, resource, save
 from prospr.lab.report.setups import Setup, setups
 from prospr.lab.report.words import headline, percent
 from prospr.lab.results import DENSE, accuracy, cell, methods_of
+from prospr.lab.runs.records import Gathered, gather
 
 USUAL_BASELINE = "random"
 TITLE = "Pruning before training, run by run"

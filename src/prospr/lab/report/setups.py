@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from prospr.lab.records import Record
 from prospr.lab.results import DENSE, Row, methods_of, row_of
+from prospr.lab.runs.records import Record
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from prospr.atomic import write_text
 from prospr.errors import FolderError
 from prospr.lab.experiment import SCHEMA, Experiment
-from prospr.lab.files import read_json, write_json
+from prospr.lab.runs.files import read_json, write_json
 
 if TYPE_CHECKING:
     from torch import nn

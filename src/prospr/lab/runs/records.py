@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from prospr.errors import FolderError, PruningError
 from prospr.lab.experiment import Experiment
-from prospr.lab.runfolder import RunFolder, find_run
+from prospr.lab.runs.folder import RunFolder, find_run
 
 __all__ = ["Gathered", "Record", "gather", "homes", "read"]
 

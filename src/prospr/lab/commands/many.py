@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from prospr.errors import SettingError
-from prospr.lab.command import Asked, Command
+from prospr.lab.commands.base import Asked, Command
 from prospr.lab.experiment import Experiment
 from prospr.lab.grid import grid
-from prospr.lab.runfolder import FOLDER
+from prospr.lab.runs.folder import FOLDER
 
 if TYPE_CHECKING:
-    from prospr.lab.runfolder import RunResult
+    from prospr.lab.runs.folder import RunResult
 
 __all__ = ["Paper", "Results", "Sweep"]
 
@@ -69,8 +69,8 @@ class Many(Command):
 
     def _left(self, experiments: Sequence[Experiment]) -> str:
         from prospr.lab.estimate import estimate_all
-        from prospr.lab.making import check
         from prospr.lab.run import choose_device
+        from prospr.lab.runs.making import check
         from prospr.lab.show import show_total
 
         for one in experiments:

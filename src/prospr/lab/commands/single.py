@@ -1,27 +1,20 @@
-"""The commands of `prospr`, as frozen dataclasses that tyro fills from the command line. None imports torch to be read.
-
-`prospr run` takes every value of an `Experiment` under its own name, with its own default.
-"""
+"""The commands of `prospr` about one run, and the page. None imports torch to be read."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from prospr.lab.command import Asked, Command
-from prospr.lab.commands_many import Paper, Results, Sweep
+from prospr.lab.commands.base import Asked, Command
 from prospr.lab.experiment import Experiment
-from prospr.lab.runfolder import FOLDER
+from prospr.lab.runs.folder import FOLDER
 
-__all__ = ["COMMANDS", "parse"]
+__all__ = ["Prune", "Report", "Run", "Show"]
 
 
 @dataclass(frozen=True)
@@ -60,10 +53,10 @@ class Run(Command):
         if self.dry_run:
             self._say(experiment)
             return
-        from prospr.lab import loggers
         from prospr.lab.progress import progress_bar
         from prospr.lab.run import Options, run
-        from prospr.lab.runfolder import find_run
+        from prospr.lab.runs import loggers
+        from prospr.lab.runs.folder import find_run
         from prospr.lab.show import show_run
 
         makers = [loggers.tensorboard()] if self.tensorboard else []
@@ -75,9 +68,9 @@ class Run(Command):
 
     def _say(self, experiment: Experiment) -> None:
         from prospr.lab.estimate import estimate
-        from prospr.lab.making import check
         from prospr.lab.run import choose_device
-        from prospr.lab.runfolder import RunFolder
+        from prospr.lab.runs.folder import RunFolder
+        from prospr.lab.runs.making import check
         from prospr.lab.show import show_plan
 
         check(experiment)
@@ -105,8 +98,8 @@ class Prune(Command):
         experiment = self.experiment.make()
         from prospr.errors import SettingError
         from prospr.lab.experiment import DENSE
-        from prospr.lab.making import Loader, Parts, check
         from prospr.lab.run import choose_device
+        from prospr.lab.runs.making import Loader, Parts, check
 
         if experiment.method == DENSE:
             raise SettingError("method='dense' keeps everything; name a pruning method (`prospr methods`)")
@@ -130,7 +123,7 @@ class Show(Command):
     """Print everything as JSON."""
 
     def __call__(self) -> None:
-        from prospr.lab.runfolder import find_run
+        from prospr.lab.runs.folder import find_run
         from prospr.lab.show import show_run, show_runs
 
         print(show_run(find_run(self.run, self.folder), self.json) if self.run else show_runs(self.folder, self.json))
@@ -158,119 +151,3 @@ class Report(Command):
         line = shlex.join(words)
         path = report_runs(self.runs, self.out, baseline=self.baseline, title=self.title, command=line)
         print(f"written to {path}")
-
-
-@dataclass(frozen=True)
-class Listing(Command):
-    """A table of what there is by name."""
-
-    json: bool = False
-    """Print the table as JSON."""
-
-    @abstractmethod
-    def rows(self) -> list[dict[str, Any]]: ...
-
-    def __call__(self) -> None:
-        from prospr.lab.show import show_table
-
-        print(json.dumps(self.rows(), indent=1) if self.json else show_table(self.rows()))
-
-
-@dataclass(frozen=True)
-class Methods(Listing):
-    """List the pruning methods."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        from prospr.registry import methods
-
-        return [
-            {
-                "method": name,
-                "rounds": method.rule.rounds,
-                "scope": method.scope,
-                "granularity": method.granularity,
-                "cost in training steps": method.cost,
-                "reference": method.reference,
-            }
-            for name, method in methods().items()
-        ]
-
-
-@dataclass(frozen=True)
-class Networks(Listing):
-    """List the networks."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        import inspect
-
-        from prospr.lab.models import networks
-
-        def settings(make: Any) -> str:
-            given = inspect.signature(make).parameters.values()
-            return ", ".join(f"{one.name}={one.default}" for one in given)
-
-        return [
-            {
-                "network": name,
-                "settings": settings(make),
-                "about": (inspect.getdoc(make) or "").partition("\n\n")[0].replace("\n", " "),
-            }
-            for name, make in networks().items()
-        ]
-
-
-@dataclass(frozen=True)
-class Datasets(Listing):
-    """List the data sets."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        from prospr.lab.data import datasets
-        from prospr.lab.experiment import USUAL
-
-        return [
-            {
-                "data set": name,
-                "task": entry.task,
-                "images": entry.shape,
-                "to train + to test on": entry.counts,
-                "download": entry.download or ("by hand" if entry.files else "none"),
-                "network": USUAL[name].network,
-                "recipe": USUAL[name].recipe,
-                "about": entry.about,
-            }
-            for name, entry in datasets().items()
-        ]
-
-
-@dataclass(frozen=True)
-class Recipes(Listing):
-    """List the recipes networks are trained by."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        from prospr.lab.recipes import recipes
-
-        return [
-            {
-                "recipe": name,
-                **{one.name: getattr(recipe, one.name) for one in fields(recipe)},
-            }
-            for name, recipe in recipes().items()
-        ]
-
-
-COMMANDS = Run | Prune | Show | Report | Paper | Sweep | Results | Methods | Networks | Datasets | Recipes
-
-
-def parse(words: Sequence[str]) -> Command:
-    """The command that `words` are; ends the program with 2 where they are none, and with 0 after --help.
-
-    >>> parse(["run", "--method", "snip", "--epochs", "3"]).experiment.training.epochs
-    3
-    """
-    return tyro.cli(
-        COMMANDS,
-        prog="prospr",
-        description="Prune neural networks before they are trained. `prospr COMMAND --help` tells more.",
-        args=list(words),
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
