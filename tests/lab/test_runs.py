@@ -539,7 +539,7 @@ def test_what_cannot_be_trained_together_is_trained_alone(tmp_path, monkeypatch)
 @pytest.mark.gpu
 def test_together_on_a_gpu_each_gives_what_it_gives_alone(tmp_path):
     training = Training(epochs=20, batch_size=64, precision="float32")
-    wanted = [small(method, seed=seed, training=training) for method in ("dense", "snip") for seed in range(2)]
+    wanted = [small(m, sparsity=0.5, seed=seed, training=training) for m in ("dense", "snip") for seed in range(2)]
     wanted.append(small("magnitude", sparsity=0.999, training=training))
     together = run_many(wanted, tmp_path / "together", "cuda", together=3)
     assert [one.error is None for one in together] == [True, True, True, True, False]
@@ -552,7 +552,7 @@ def test_together_on_a_gpu_each_gives_what_it_gives_alone(tmp_path):
 @pytest.mark.gpu
 def test_together_on_a_gpu_resumed(tmp_path):
     training = Training(epochs=20, batch_size=64, precision="float32")
-    wanted = [small("snip", seed=seed, training=training) for seed in range(3)]
+    wanted = [small("snip", sparsity=0.5, seed=seed, training=training) for seed in range(3)]
 
     def stop(done, total, text):
         if "scoring" not in text and done > 1:
