@@ -24,7 +24,7 @@ from harness import machine
 from torch import multiprocessing, nn
 
 import prospr
-from prospr import Iterative, NtkSap, ProsPr, Snip
+from prospr import Iterative, Magnitude, NtkSap, ProsPr, Snip
 from prospr.lab.experiment import Data, Experiment, Training
 from prospr.lab.models.init import kaiming_
 from prospr.lab.run import choose_device
@@ -52,6 +52,27 @@ class Balanced(Score):
     def score(self, problem: Problem) -> Scores:
         found = self.inner.score(problem)
         return {name: s / s.sum().clamp_min(1e-30) ** self.alpha for name, s in found.items()}
+
+
+@dataclass(frozen=True)
+class Spread(Score):
+    """Another score, scaled so that every output and every input of a layer has the same total, and every layer too."""
+
+    inner: Score
+    sweeps: int = 8
+
+    def score(self, problem: Problem) -> Scores:
+        return {name: self._spread(s) for name, s in self.inner.score(problem).items()}
+
+    def _spread(self, s: torch.Tensor) -> torch.Tensor:
+        table = s.double().flatten(2).sum(2) if s.dim() > 2 else s.double()
+        scale = torch.ones_like(table)
+        for _ in range(self.sweeps):
+            for dim in (0, 1):
+                total = (table * scale).sum(dim, keepdim=True)
+                scale = scale / torch.where(total > 0, total, 1.0)
+        scale = scale / (table * scale).sum().clamp_min(1e-300)
+        return (s.double() * scale.reshape(*scale.shape, *[1] * (s.dim() - 2))).to(s.dtype)
 
 
 @dataclass(frozen=True)
@@ -114,6 +135,11 @@ VARIANTS: dict[str, str | Method | Iterative | ProsPr] = {
     "iter-snip-balanced": Iterative(Balanced(Snip()), rounds=60),
     "iter-snip-redrawn": Iterative(Redrawn(Snip()), rounds=60),
     "iter-snip-balanced-redrawn": Iterative(Balanced(Redrawn(Snip())), rounds=60),
+    "it20-spread": Iterative(Spread(ProsPr()), rounds=20),
+    "iter-snip-spread": Iterative(Spread(Snip()), rounds=60),
+    "magnitude-spread": Iterative(Spread(Magnitude()), rounds=60),
+    "it20-spread-redrawn": Iterative(Spread(Redrawn(ProsPr())), rounds=20),
+    "it20-spread-recover": Iterative(Spread(ProsPr()), rounds=20, recover=True),
     "it20-erk": Method(in_rounds(), scope="erk"),
     "grasp": "grasp",
     "prospr-lr0.1": ProsPr(lr=0.1),

@@ -173,7 +173,11 @@ def test_an_unknown_method(model, method):
 
 def test_an_unknown_scope(model):
     refuses(
-        errors.SettingError, "scope='uniform': use 'global', 'layer' or 'erk'", model, MLP.batches(4), scope="uniform"
+        errors.SettingError,
+        "scope='uniform': use 'global', 'balanced', 'layer' or 'erk'",
+        model,
+        MLP.batches(4),
+        scope="uniform",
     )
 
 

@@ -62,7 +62,7 @@ def test_what_is_pruned_stays_pruned(score):
         assert sum(int(m.sum()) for m in after.values()) < sum(int(m.sum()) for m in before.values())
 
 
-@pytest.mark.parametrize("scope", ["global", "layer", "erk"])
+@pytest.mark.parametrize("scope", ["global", "balanced", "layer", "erk"])
 def test_masks_are_nested_in_every_scope(scope):
     """Layer densities in whole weights: a smaller total may round up to one more in some layer."""
     case = BY_NAME["mlp"]
@@ -74,6 +74,68 @@ def test_masks_are_nested_in_every_scope(scope):
     for before, after in itertools.pairwise(rounds):
         assert all(bool((after[n] <= before[n]).all()) for n in after)
     assert last.kept == round(0.1 * last.total)
+
+
+def test_in_balanced_rounds_layers_come_to_keep_as_many_each():
+    sizes = {"0.weight": (20, 20), "2.weight": (200, 20), "4.weight": (4, 200)}
+    layers = [torch.nn.Linear(20, 20), torch.nn.ReLU(), torch.nn.Linear(20, 200), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(200, 4))
+    assert {n: tuple(p.shape) for n, p in prospr.prunable(model).items()} == sizes
+    with torch.no_grad():
+        model[0].weight.mul_(100)  # of magnitudes compared as they are, this layer's would all stay
+    how = {"method": Iterative(Magnitude(), rounds=100), "collapse": "ignore"}
+    counts = [int(mask.sum()) for mask in prospr.prune(model, None, 0.97, scope="balanced", **how).values()]
+    assert sum(counts) == round(0.03 * 5200)
+    assert min(counts) > 0.7 * max(counts)
+
+
+def test_redrawn_rounds_score_the_same_values_in_other_places():
+    case = BY_NAME["mlp"]
+    seen = []
+
+    class Looking(Score):
+        def score(self, problem):
+            weights = problem.weights()
+            start = problem.start(problem.pure_loss())
+            masks = problem.masks or {}
+            for name, w in weights.items():  # what is scored is what is trained, where it is not pruned
+                assert torch.equal(start[name], w * masks[name] if name in masks else w)
+            seen.append({name: w.clone() for name, w in weights.items()})
+            return Random().score(problem)
+
+    def prune(model, **how):
+        seen.clear()
+        masks = prospr.prune(model, case.batches(1), 0.9, method=Iterative(Looking(), 3, **how), collapse="ignore")
+        return masks, list(seen)
+
+    model = case.model()
+    first = {name: p.detach().clone() for name, p in prospr.prunable(model).items()}
+    masks, rounds = prune(model, redraw=True)
+    for name, w in first.items():
+        for one in rounds:
+            assert torch.equal(one[name].flatten().sort().values, w.flatten().sort().values)
+            assert not torch.equal(one[name], w)
+        assert not torch.equal(rounds[0][name], rounds[1][name])
+        assert torch.equal(dict(model.named_parameters())[name], w * masks[name])  # the model keeps its own weights
+    again, _ = prune(case.model(), redraw=True)
+    assert again == masks
+    _, plain = prune(case.model())
+    assert all(torch.equal(plain[2][name], w) for name, w in first.items())
+
+
+def test_redrawing_leaves_zeros_where_they_are():
+    model = torch.nn.Linear(8, 8)
+    with torch.no_grad():
+        model.weight[:, ::2] = 0
+    got = []
+
+    class Looking(Score):
+        def score(self, problem):
+            got.append(problem.weights()["weight"])
+            return Random().score(problem)
+
+    prospr.prune(model, None, 0.5, method=Iterative(Looking(), 2, redraw=True), collapse="ignore")
+    assert all(bool((w[:, ::2] == 0).all() and (w[:, 1::2] != 0).all()) for w in got)
 
 
 def test_force_brings_weights_back_and_iter_snip_does_not():

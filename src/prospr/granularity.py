@@ -61,8 +61,8 @@ class Channels:
     per_flop: bool = False
 
     def __post_init__(self) -> None:
-        if self.scope == "erk":
-            raise SettingError("scope='erk' gives densities of weights; for channels use 'global' or 'layer'")
+        if self.scope in ("balanced", "erk"):
+            raise SettingError(f"scope={self.scope!r} is for single weights; for channels use 'global' or 'layer'")
         self.groups.require()  # before the scoring, not after it
 
     @property

@@ -388,7 +388,7 @@ def test_a_round_in_which_nothing_differs_is_a_collapse():
         ({"budget": "weights"}, r"budget='weights': use 'parameters', 'channels' or 'flops'"),
         ({"round_to": 0}, r"round_to=0: use a whole number, 1 or more"),
         ({"round_to": 2.5}, r"round_to=2.5"),
-        ({"scope": "erk"}, r"scope='erk' gives densities of weights; for channels use 'global' or 'layer'"),
+        ({"scope": "erk"}, r"scope='erk' is for single weights; for channels use 'global' or 'layer'"),
         ({"scope": "all"}, r"scope='all': for channels use 'global' or 'layer'"),
         ({"keep_per_layer": 1.5}, r"keep_per_layer=1.5: for channels use a whole number"),
         ({"sparsity": 1.2}, r"sparsity=1.2"),

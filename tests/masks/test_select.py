@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import prospr
 from prospr.errors import ScoreError, SettingError, ZeroScoreWarning
+from prospr.masks.select import select_among
 
 select = prospr.select
 shapes = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5)
@@ -177,8 +178,27 @@ def test_mixed_dtypes(scores, order):
         assert sorted(f"{n}{i}" for n, m in masks.items() for i in m.nonzero().flatten()) == sorted(order[:count])
 
 
+def test_balanced_ranks_shares_of_layers():
+    """By hand: the layers' totals are 10 and 100, so the shares are .4 .3 .2 .1 and .5 .35 .15."""
+    scores = {"a": torch.tensor([4.0, 3.0, 2.0, 1.0]), "b": torch.tensor([50.0, 35.0, 15.0])}
+    masks = select(scores, 4 / 7, scope="balanced")
+    assert masks["a"].tolist() == [True, False, False, False]
+    assert masks["b"].tolist() == [True, True, False]
+    assert select(scores, 4 / 7)["b"].all()  # with one threshold for all, the other layer would be empty
+    # What is pruned has no part in the total: without the 4 the shares of `a` are 1/2, 1/3 and 1/6.
+    left = {"a": torch.tensor([False, True, True, True]), "b": torch.ones(3, dtype=torch.bool)}
+    masks = select_among(scores, left, 5 / 7, scope="balanced")
+    assert masks["a"].tolist() == [False, True, False, False]
+    assert masks["b"].tolist() == [True, False, False]
+
+
+def test_balanced_with_a_layer_that_scores_nothing():
+    scores = {"a": torch.zeros(3), "b": torch.tensor([1.0, 2.0])}
+    assert select(scores, 0.6, scope="balanced")["b"].all()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("scope", ["global", "layer", "erk"])
+@pytest.mark.parametrize("scope", ["global", "balanced", "layer", "erk"])
 def test_scores_that_are_not_finite(bad, scope):
     scores = {"conv1.weight": torch.rand(3, 3), "conv2.weight": torch.rand(4)}
     scores["conv2.weight"][1:3] = bad
@@ -244,7 +264,7 @@ def test_a_floor_that_is_not_a_count(floor):
 
 
 def test_an_unknown_scope():
-    with pytest.raises(SettingError, match=r"scope='uniform': use 'global', 'layer' or 'erk'"):
+    with pytest.raises(SettingError, match=r"scope='uniform': use 'global', 'balanced', 'layer' or 'erk'"):
         select({"w": torch.rand(4)}, 0.5, scope="uniform")
 
 

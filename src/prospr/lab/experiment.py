@@ -68,8 +68,8 @@ class Data:
 class Pruning:
     """What goes, and settings of the method; None is the method's own."""
 
-    scope: Literal["global", "layer", "erk"] | None = None
-    """What is compared: all weights, those of a layer, or those of a layer with ERK's densities."""
+    scope: Literal["global", "balanced", "layer", "erk"] | None = None
+    """What is compared: all weights, all as shares of their layer, those of a layer, or with ERK's densities."""
     granularity: str | None = None
     """What goes whole: "weight", "channel", a pattern such as "2:4", a block such as "4x4"."""
     keep_per_layer: int = 0
@@ -86,6 +86,8 @@ class Pruning:
     """Images in a batch of the scoring."""
     rounds: int | None = None
     """Prune in so many rounds, scoring anew in each."""
+    redraw: bool = False
+    """Every round scores another draw of the initial weights."""
     steps: int | None = None
     """ProsPr: the number of inner training steps."""
     inner_lr: float | Literal["auto"] | None = None

@@ -8,7 +8,7 @@ import functools
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from prospr.masks.patterns import Granularity, block_scores, n_of_m, parse, spre
 
 __all__ = ["Scope", "check_sparsity", "erk_densities", "select", "select_among"]
 
-Scope = Literal["global", "layer", "erk"]
+Scope = Literal["global", "balanced", "layer", "erk"]
 
 
 def select(
@@ -32,8 +32,10 @@ def select(
 ) -> Masks:
     """Keep the weights of the highest score.
 
-    scope: "global" (one threshold for the network), "layer" (the same density in every layer) or "erk" (layer
-        densities by the Erdos-Renyi-Kernel rule: small layers denser). The total is exact in each.
+    scope: "global" (one threshold for the network), "balanced" (one threshold for scores as shares of their layer's
+        total: in rounds, layers come to keep about as many weights each, and none empties), "layer" (the same density
+        in every layer) or "erk" (layer densities by the Erdos-Renyi-Kernel rule: small layers denser). The total is
+        exact in each.
     keep_per_layer: at least so many weights stay in every layer, taken from the others' budget.
     granularity: "weight"; "2:4" and the like (the best n of every m neighbours along a weight's inputs, which fixes the
         sparsity at 1 - n/m); or a block such as (4, 4) of outputs x inputs, kept or pruned whole by its mean score.
@@ -45,8 +47,8 @@ def select(
     ([True, True, False], [False, True, False])
     """
     check_sparsity(sparsity)
-    if scope not in ("global", "layer", "erk"):
-        raise SettingError(f"scope={scope!r}: use 'global', 'layer' or 'erk'")
+    if scope not in get_args(Scope):
+        raise SettingError(f"scope={scope!r}: use 'global', 'balanced', 'layer' or 'erk'")
     if not isinstance(keep_per_layer, int) or keep_per_layer < 0:
         raise SettingError(f"keep_per_layer={keep_per_layer!r}: use a whole number, 0 or more")
     kind, first, second = parse(granularity)
@@ -60,6 +62,8 @@ def select(
     if kind == "block":
         blocks = select(block_scores(scores, first, second), sparsity, scope=scope, keep_per_layer=keep_per_layer)
         return Masks({name: spread(blocks[name], s.shape, first, second) for name, s in scores.items()})
+    if scope == "balanced":
+        scores, scope = _shares(scores), "global"
     sizes = {name: s.numel() for name, s in scores.items()}
     total = sum(sizes.values())
     kept = max(1, round((1 - sparsity) * total))
@@ -93,6 +97,8 @@ def select_among(
     [False, True, False, True]
     """
     _check(scores)
+    if scope == "balanced" and parse(granularity)[0] == "weight":
+        scores, scope = _shares({name: s * masks[name].to(s.device) for name, s in scores.items()}), "global"
     left = [s[masks[name].to(s.device)] for name, s in scores.items()]
     ends = {end.item() for part in left if part.numel() for end in (part.min(), part.max())}
     wanted = max(1, round((1 - sparsity) * sum(s.numel() for s in scores.values())))
@@ -109,6 +115,16 @@ def select_among(
     high = max(s.max().item() for s in scores.values())
     first = {name: torch.where(kept[name], high + abs(high) + 1, s) for name, s in ranked.items()}
     return select(first, sparsity, granularity=granularity)
+
+
+def _shares(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each layer's scores as shares of their total size; a layer without any is left as it is."""
+    found = {}
+    for name, s in scores.items():
+        total = s.abs().sum(dtype=torch.float64)
+        s = s.to(torch.promote_types(s.dtype, torch.float32))  # half precision has too few numbers for shares
+        found[name] = s / total.to(s.dtype) if total > 0 else s
+    return found
 
 
 def check_sparsity(sparsity: float) -> None:

@@ -87,11 +87,13 @@ class Problem:
     masks: Mapping[str, Tensor] | None = None  # in a later round: what is left
     recover: bool = False  # whether pruned weights may come back
     density: float | None = None  # the share that will be kept, where it is known
+    drawn: Mapping[str, Tensor] | None = None  # other initial values of the prunable parameters than the model's
 
     def weights(self) -> Scores:
         """The initial values of the prunable parameters, pruned or not."""
         named = dict(self.model.named_parameters())
-        return {name: named[name].detach() for name in self.names}
+        drawn = self.drawn or {}
+        return {name: drawn[name] if name in drawn else named[name].detach() for name in self.names}
 
     def pure_loss(self, loss: ModelLoss | None = None) -> PureLoss:
         """The loss as a function of the parameters; of the sparse network, where pruned weights stay pruned."""
@@ -106,6 +108,7 @@ class Problem:
                     f"{name}: this parameter is frozen, so it has no gradient; call requires_grad_() on it, "
                     "or leave it out of prunable="
                 )
+        params = {**params, **(self.drawn or {})}
         masks = self.masks or {}
         return {name: p * masks[name].to(p.device) if name in masks else p for name, p in params.items()}
 

@@ -73,10 +73,14 @@ def method_of(experiment: Experiment) -> Method:
         rule = replace(rule, score=replace(rule.score, **changes))
     if pruning.rounds is not None:
         rule = replace(rule, rounds=pruning.rounds)
+    if pruning.redraw:
+        rule = replace(rule, redraw=True)
     granularity = method.granularity if pruning.granularity is None else _granularity(pruning.granularity)
     if granularity == "channel":
-        if pruning.scope == "erk":
-            raise SettingError("pruning.scope='erk' is for single weights; for channels use 'global' or 'layer'")
+        if pruning.scope not in (None, "global", "layer"):
+            raise SettingError(
+                f"pruning.scope={pruning.scope!r} is for single weights; for channels use 'global' or 'layer'"
+            )
     else:
         usual = Pruning()
         given = [name for name in ("budget", "round_to", "per_flop") if getattr(pruning, name) != getattr(usual, name)]
