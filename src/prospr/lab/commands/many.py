@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -177,20 +177,31 @@ class Results(Command):
     """A method the others are compared to, seed by seed: better, worse, or not shown?"""
     csv: Path | None = None
     """Write every run to this file, a line each."""
+    parquet: Path | None = None
+    """The same as a Parquet file, which DuckDB, pandas and others read; needs pyarrow."""
+    format: Literal["text", "markdown", "latex"] = "text"
+    """The table for a terminal, a page or a paper (booktabs)."""
     json: bool = False
     """Print the table as JSON."""
 
     def __call__(self) -> None:
-        from prospr.lab.results import load, means, write_csv
+        from prospr.lab.results import load, means, write_csv, write_parquet
+        from prospr.lab.tables import latex, markdown
 
         found = load(self.runs)
         if self.csv is not None:
             write_csv(found, self.csv)
+        if self.parquet is not None:
+            write_parquet(found, self.parquet)
         rows = means(found, self.baseline)
         if self.json:
             print(json.dumps(rows, indent=1))
+        elif not rows:
+            print(f"there are no finished runs in {', '.join(self.runs)}")
+        elif self.format == "text":
+            print(_table(rows))
         else:
-            print(_table(rows) if rows else f"there are no finished runs in {', '.join(self.runs)}")
+            print((latex if self.format == "latex" else markdown)(found, self.baseline))
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
