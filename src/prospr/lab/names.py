@@ -31,8 +31,8 @@ def printed(method: str) -> str:
     >>> printed("snip"), printed("prospr (steps=1)"), printed("dense")
     ('SNIP', 'ProsPr (steps=1)', 'Dense')
     """
-    name, rest = re.fullmatch(r"([^\s,(]*)(.*)", method, re.S).groups()  # ty: ignore[unresolved-attribute]
-    return _PRINTED.get(name, name[:1].upper() + name[1:]) + rest
+    name = re.split(r"[\s,(]", method, maxsplit=1)[0]
+    return _PRINTED.get(name, name[:1].upper() + name[1:]) + method[len(name) :]
 
 
 def slug(text: str) -> str:

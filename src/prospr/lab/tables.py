@@ -15,9 +15,7 @@ from prospr.lab.results import DENSE, Row, accuracy, cell, methods_of, setups_of
 
 __all__ = ["escape_latex", "escape_markdown", "latex", "markdown"]
 
-BOLD = (
-    "Bold: better than every other method at that sparsity, each by the 95 % interval of the differences paired by seed."
-)
+BOLD = "Bold: better than every other method at that sparsity, by the 95 % intervals of differences paired by seed."
 SETTLED = "Bold: the interval does not hold zero."
 
 
@@ -117,7 +115,9 @@ def _grids(rows: Sequence[Row], baseline: str | None) -> Iterator[Grid]:
             versus = _lines(here, lambda method, share, here=here: _versus(here, method, baseline, share))
             versus.pop(baseline, None)
             shown = any(one.bold for line in versus.values() for one in line)
-            what = f"{metric} minus that of {printed(baseline)}, points: mean of differences paired by seed, 95 % interval"
+            what = (
+                f"{metric} minus that of {printed(baseline)}, points: mean of differences paired by seed, 95 % interval"
+            )
             yield Grid(title, what, columns, versus, None, SETTLED if shown else "")
 
 

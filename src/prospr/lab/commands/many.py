@@ -1,4 +1,4 @@
-"""The commands of `prospr` about many runs: the paper's tables, sweeps, results. None imports torch to be read."""
+"""The commands of `prospr` about many runs: the paper, sweeps, results, figures. None imports torch to be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -20,7 +20,7 @@ from prospr.lab.runs.folder import FOLDER
 if TYPE_CHECKING:
     from prospr.lab.runs.folder import RunResult
 
-__all__ = ["Paper", "Results", "Sweep"]
+__all__ = ["Figures", "Paper", "Results", "Sweep"]
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,31 @@ class Results(Command):
             print(_table(rows))
         else:
             print((latex if self.format == "latex" else markdown)(found, self.baseline))
+
+
+@dataclass(frozen=True)
+class Figures(Command):
+    """Draw figures of runs for a paper: accuracies, differences, densities, curves; one figure a file."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[RUNS ...]")] = (FOLDER,)
+    """Folders of runs, or of one run each."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("figures")
+    """The folder they are written to."""
+    format: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf",)
+    """One or more of them."""
+    baseline: str | None = None
+    """The method the others are compared with; by default random where it was run, else the first by name."""
+    width: float = 3.35
+    """Inches, as on paper; letters have 7 and 8 points at any width."""
+    paper: bool = True
+    """Draw the paper's numbers behind the accuracies."""
+
+    def __call__(self) -> None:
+        from prospr.lab.figures import write_figures
+
+        options = {"baseline": self.baseline, "paper": self.paper, "width": self.width}
+        written = write_figures(self.runs, self.out, self.format, **options)
+        print("\n".join(map(str, written)) if written else f"there is nothing to draw in {', '.join(self.runs)}")
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
