@@ -71,7 +71,7 @@ def unbroken(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["random", "writes"])
+@pytest.mark.parametrize("way", ["random", "writes", "ticket"])
 def test_killed_again_and_again_a_run_ends_as_an_unbroken_one(way, tmp_path):
     script = Path(__file__).with_name("kills.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -676,7 +676,8 @@ def test_every_value_is_part_of_the_identity():
         Pruning: {
             "scope": "layer", "granularity": "channel", "keep_per_layer": 1, "budget": "flops", "round_to": 8,
             "per_flop": True, "shrink": True, "score_batch_size": 32, "rounds": 3, "steps": 1, "inner_lr": 0.5,
-            "inner_momentum": 0.5, "order": "first", "same_batch": True,
+            "inner_momentum": 0.5, "order": "first", "same_batch": True, "weights": "redraw", "after_training": True,
+            "rewind": 7,
         },
         Training: {
             "epochs": 13, "batch_size": 32, "lr": 0.01, "momentum": 0.5, "weight_decay": 0.0, "nesterov": True,

@@ -82,6 +82,12 @@ class Pruning:
     """Divide the score of channels by the FLOPs that go with them."""
     shrink: bool = False
     """Train the smaller network, without what is pruned, in place of the masked one."""
+    weights: Literal["keep", "rescale", "redraw"] = "keep"
+    """What the smaller network starts from: its first weights, these for the inputs left, or others (3SP + reinit)."""
+    after_training: bool = False
+    """Train the network, prune the trained one, and train what is left."""
+    rewind: int | None = None
+    """After training: what is left goes back to its weights of this step; without, it keeps the trained ones."""
     score_batch_size: int = 256
     """Images in a batch of the scoring."""
     rounds: int | None = None
@@ -231,6 +237,8 @@ class Experiment:
             pruned = f"{self.method} {100 * self.sparsity:g} %"
             pruned += f" by {how.granularity}" if how.granularity is not None else ""
             pruned += " shrunk" if how.shrink else ""
+            pruned += " after training" if how.after_training else ""
+            pruned += f" from step {how.rewind}" if how.rewind is not None else ""
         return f"{self.network_name}, {self.dataset}, {pruned}, seed {self.seed}"
 
     def differences(self) -> list[tuple[str, str]]:
@@ -345,6 +353,7 @@ def _check_values(e: Experiment) -> None:
         "pruning.keep_per_layer": (pruning.keep_per_layer, 0),
         "pruning.round_to": (pruning.round_to, 1),
         "pruning.score_batch_size": (pruning.score_batch_size, 1),
+        "pruning.rewind": (pruning.rewind, 0),
         "pruning.rounds": (pruning.rounds, 1),
         "pruning.steps": (pruning.steps, 0),
         "training.epochs": (training.epochs, 1),
@@ -361,6 +370,8 @@ def _check_values(e: Experiment) -> None:
     for name, value in positive.items():
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
             raise SettingError(f"{name}={value!r}: use a number above 0")
+    if pruning.weights not in ("keep", "rescale", "redraw"):
+        raise SettingError(f"pruning.weights={pruning.weights!r}: use 'keep', 'rescale' or 'redraw'")
     if training.loss == "dice" and e.dataset not in SEGMENTED:
         raise SettingError(f"training.loss='dice' is for segmentation, and {e.dataset} is for classification")
     _ = e.trained_by  # the recipe checks its values itself
