@@ -13,7 +13,7 @@ import pytest
 from prospr.cli import main
 from prospr.errors import SettingError
 from prospr.lab import paper
-from prospr.lab.experiment import DENSE, USUAL, Experiment, Pruning
+from prospr.lab.experiment import DENSE, USUAL, Experiment, Pruning, Training
 from prospr.lab.paper import DATASETS, METHODS, NETWORKS, NOT_RUN, Cell, PaperRow, compare, tables
 from prospr.lab.recipes import recipes
 from prospr.lab.run import run_many
@@ -53,7 +53,7 @@ def test_nine_tables():
     assert len(found) == 9
     assert {name: table.runs for name, table in found.items()} == {
         "lth_cifar10_resnet20": "all", "lth_cifar10_vgg16": "all", "lth_tiny_imagenet": "all", "imagenet": "all",
-        "structured": "all", "effect_of_m": "all", "walltime": "none", "segmentation": "some", "byol": "some",
+        "structured": "all", "effect_of_m": "all", "walltime": "none", "segmentation": "some", "byol": "all",
     }  # fmt: skip
     for table in found.values():
         assert table.title
@@ -159,13 +159,18 @@ def test_what_cannot_be_run_says_so(name, part, reason):
         tables()[name].experiments(**part)
 
 
-def test_a_start_by_byol_names_its_command():
-    cells = tables()["byol"].cells(seeds=[0])
-    assert [len(cell.experiments) for cell in cells] == [1, 0, 1, 0]
-    assert "examples/byol.py --dataset cifar100" in cells[3].missing
-    root = Path(__file__).parents[2]
-    for command in [cells[3].missing, tables()["walltime"].rows[0].missing]:
-        assert (root / command.split("python ")[1].split()[0]).exists()
+def test_a_start_by_byol():
+    random, byol = tables()["byol"].experiments(seeds=[0], datasets=["cifar100"])
+    assert (random.training, byol.training) == (Training(), Training(byol=1000))
+    assert replace(byol, training=Training()) == random
+    assert (byol.network, byol.method, byol.sparsity) == ("resnet18", "prospr", 0.95)
+    _, short = tables()["byol"].experiments(seeds=[0], datasets=["cifar100"], epochs=20)
+    assert (short.training.byol, short.trained_by.epochs) == (100, 20)
+
+
+def test_the_command_for_times_is_there():
+    command = tables()["walltime"].rows[0].missing
+    assert (Path(__file__).parents[2] / command.split("python ")[1].split()[0]).exists()
 
 
 # Ours beside the paper's: on digits, whose numbers no paper has

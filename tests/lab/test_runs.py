@@ -682,7 +682,7 @@ def test_every_value_is_part_of_the_identity():
         Training: {
             "epochs": 13, "batch_size": 32, "lr": 0.01, "momentum": 0.5, "weight_decay": 0.0, "nesterov": True,
             "drops": (3,), "drop_factor": 0.5, "warmup": 1, "schedule": "cosine", "precision": "bf16",
-            "channels_last": True, "loss": "cross-entropy", "evaluate_every": 2,
+            "channels_last": True, "loss": "cross-entropy", "evaluate_every": 2, "byol": 3,
         },
         Experiment: {
             "dataset": "mnist", "network": "resnet20", "settings": {"width": 2}, "method": "snip", "sparsity": 0.5,

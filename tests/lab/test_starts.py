@@ -9,11 +9,15 @@ import torch
 
 import prospr
 from prospr.errors import SettingError
+from prospr.lab.byol import pretrain
+from prospr.lab.estimate import estimate
 from prospr.lab.experiment import Experiment, Pruning, Training
 from prospr.lab.models import build, initialise
 from prospr.lab.run import Options, run, run_many
 from prospr.lab.runs.folder import RunFolder
 from prospr.lab.runs.making import Loader, Parts, check
+from prospr.lab.runs.pretrained import settings_of
+from prospr.lab.train import train
 
 CPU = torch.device("cpu")
 SHORT = Training(epochs=2, batch_size=512)
@@ -203,6 +207,19 @@ def test_runs_before_and_after_training_side_by_side(tmp_path):
         assert result.figures == run(one, tmp_path / "alone", "cpu").figures
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("error:.*could not be trained together")
+def test_on_a_gpu_side_by_side(tmp_path):
+    whole = Training(epochs=4, batch_size=64, precision="float32")
+    wanted = [replace(one, seed=seed, training=whole) for one in (TICKET, AFTER) for seed in (0, 1)]
+    together = run_many(wanted, tmp_path / "graph", "cuda", together=4, options=Options(engine="graph"))
+    alone = run_many(wanted, tmp_path / "eager", "cuda", options=Options(engine="eager"))
+    assert [result.error for result in together] == [None] * 4
+    for one, other in zip(together, alone, strict=True):
+        assert one.masks.overlap(other.masks) > 0.9
+        assert one.figure == pytest.approx(other.figure, abs=0.05)
+
+
 def test_channels_after_training(tmp_path):
     one = replace(CHANNELS, method="magnitude", pruning=replace(CHANNELS.pruning, after_training=True, rewind=2))
     result = run(one, tmp_path, "cpu")
@@ -221,3 +238,50 @@ def test_what_cannot_be_pruned_after_training(tmp_path):
     with pytest.raises(SettingError, match="`prospr run` trains it first"):
         parts_of(TICKET).score()
     assert TICKET.label == "small_convnet, digits, magnitude 80 % after training from step 4, seed 0"
+
+
+# BYOL
+
+LEARNED = Experiment(method="snip", sparsity=0.8, settings={"width": 4}, training=replace(SHORT, byol=2))
+
+
+def test_a_run_starts_from_what_byol_learned(tmp_path):
+    result, dense = run(LEARNED, tmp_path, "cpu"), run(replace(LEARNED, method="dense"), tmp_path, "cpu")
+    random = replace(LEARNED, training=SHORT)
+    parts = parts_of(random)
+    learned = pretrain(parts.network(), parts.data, settings_of(parts_of(LEARNED)), seed=0).network
+    start = replace(parts_of(LEARNED), start=learned.state_dict())
+    assert result.masks == start.score()
+    assert result.masks != parts.score()
+    model = start.network()
+    assert not torch.equal(model.conv2.weight, parts.network().conv2.weight)
+    recipe = LEARNED.trained_by
+    trained = train(model, start.batches(recipe.batch_size), parts.data.test, recipe, masks=result.masks)
+    assert result.figures == trained.test
+    assert dense.figures != run(replace(random, method="dense"), tmp_path, "cpu").figures
+    assert not (result.folder / "byol.pt").exists()
+
+
+@pytest.mark.parametrize("moment", ["BYOL, epoch 1", "scoring", "epoch 1"])
+def test_a_killed_start_goes_on(moment, tmp_path):
+    def progress(done, total, text):
+        if text.startswith(moment):
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(LEARNED, tmp_path / "broken", "cpu", progress, options=EVERY_EPOCH)
+    seen = []
+    again = run(LEARNED, tmp_path / "broken", "cpu", lambda done, total, text: seen.append(text), options=EVERY_EPOCH)
+    assert [text.split(":")[0] for text in seen if "BYOL" in text] == (["BYOL, epoch 2"] if "BYOL" in moment else [])
+    assert again.figures == run(LEARNED, tmp_path / "whole", "cpu").figures
+
+
+def test_byol_says_what_it_cannot(tmp_path):
+    with pytest.raises(SettingError, match="for classification, and isbi2012 is for segmentation"):
+        Experiment(dataset="isbi2012", training=Training(byol=3))
+    with pytest.raises(SettingError, match="learned first; `prospr run` does"):
+        parts_of(LEARNED).score()
+    cost = estimate(LEARNED, tmp_path)
+    assert cost.seconds is None
+    assert "2 epochs of BYOL come first" in cost.basis
+    assert estimate(TICKET, tmp_path).epochs == 6

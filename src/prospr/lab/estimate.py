@@ -68,6 +68,9 @@ def estimate(
         return Estimate(epochs, steps, None, f"{experiment.dataset} is not here", scoring)
     parts = Parts(experiment, data.to(device), device)
     steps = len(parts.batches(recipe.batch_size))
+    if experiment.training.byol:
+        before = f"{experiment.training.byol} epochs of BYOL come first, whose time is not known"
+        return Estimate(epochs, steps, None, before, scoring)
     before = _recorded(experiment, folder, device)
     if before is not None:
         return Estimate(epochs, steps, before, "as runs before took", scoring)
@@ -112,7 +115,7 @@ def estimate_all(
         if place.done:
             done += 1
             continue
-        key = repr((_kind(one), one.data, one.trained_by, _twice(one)))
+        key = repr((_kind(one), one.data, one.trained_by, one.training.byol, _twice(one)))
         if key not in costs:
             costs[key] = estimate(one, folder, device, root)
         cost, epochs = costs[key], len(place.metrics())

@@ -136,6 +136,8 @@ class Training:
     """By default cross-entropy; Dice loss is for segmentation."""
     evaluate_every: int = 0
     """Look at the test images after so many epochs too, for a curve; the result is always the last epoch's."""
+    byol: int = 0
+    """Before everything else, learn first weights by so many epochs of BYOL, without labels."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -358,6 +360,7 @@ def _check_values(e: Experiment) -> None:
         "pruning.steps": (pruning.steps, 0),
         "training.epochs": (training.epochs, 1),
         "training.evaluate_every": (training.evaluate_every, 0),
+        "training.byol": (training.byol, 0),
     }
     for name, (value, low) in least.items():
         if value is not None and (not isinstance(value, int) or value < low):
@@ -374,4 +377,6 @@ def _check_values(e: Experiment) -> None:
         raise SettingError(f"pruning.weights={pruning.weights!r}: use 'keep', 'rescale' or 'redraw'")
     if training.loss == "dice" and e.dataset not in SEGMENTED:
         raise SettingError(f"training.loss='dice' is for segmentation, and {e.dataset} is for classification")
+    if training.byol and e.dataset in SEGMENTED:
+        raise SettingError(f"training.byol={training.byol} is for classification, and {e.dataset} is for segmentation")
     _ = e.trained_by  # the recipe checks its values itself

@@ -70,6 +70,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 NOT_RUN = {
     "Jeong et al.": "prunes and fine-tunes in turn, which prospr does not have in this form",
 }
+BYOL = 1000
+"""The epochs of BYOL in the paper."""
 WALL_CLOCK = "times are measured by `python benchmarks/channels.py --device cuda --out channels.json`"
 FIGURES = {"top1": ("accuracy", 100), "top5": ("top5", 100), "mean_iou": ("mean_iou", 1)}
 """The figure of a run that a metric of the paper is, and what the paper multiplies it by."""
@@ -106,9 +108,6 @@ class PaperRow:
         """Why no experiment measures this; None where one does."""
         if self.metric not in FIGURES:
             return WALL_CLOCK
-        if "BYOL" in self.note:
-            command = f"python examples/byol.py --dataset {DATASETS[self.dataset]} --network resnet18"
-            return f"starts from BYOL's weights: `{command} --epochs 1000 --train 200 --device cuda`"
         return NOT_RUN.get(self.method)
 
 
@@ -186,7 +185,7 @@ class PaperTable:
         methods, datasets, networks: by the paper's names or those of prospr.
         sparsities: shares as the paper prints them, 0.982; that of a network not pruned is 0.
         recipe: "paper"; "missing-the-mark", the benchmark's own, with its network; or any of `recipes()`.
-        epochs: another number of them, drops in proportion, and so the step that LTR goes back to.
+        epochs: another number of them, drops in proportion, and so BYOL's and the step that LTR goes back to.
         """
         rows = list(self.rows)
         plain = {name: ours for name, ours in METHODS.items() if name not in CHANGES}
@@ -260,7 +259,7 @@ class PaperTable:
             sparsity=Experiment.sparsity if method == DENSE else sparsity,
             recipe=self._recipe(recipe),
             pruning=Pruning() if method == DENSE else pruning,
-            training=Training(),
+            training=Training(byol=BYOL if "BYOL" in row.note else 0),
         )
 
     def _recipe(self, name: str) -> str:
@@ -373,7 +372,7 @@ _ABOUT: dict[str, dict[str, Any]] = {
         "shows": "accuracy of ResNet-18 at 95 % from random weights and from BYOL's",
         "source": "appendix E, tab:byol",
         "recipe": "prospr-cifar",
-        "differs": (_LENGTH,),
+        "differs": ("Of BYOL the paper gives the epochs and the embedding; the rest of it is prospr's.", _LENGTH),
     },
 }
 
@@ -409,10 +408,10 @@ def tables() -> dict[str, PaperTable]:
 
 
 def _shortened(one: Experiment, epochs: int) -> Experiment:
-    """In another number of epochs, the step that weights go back to in proportion, as the recipe's drops are."""
-    step = one.pruning.rewind
-    step = None if step is None else round(step * epochs / one.trained_by.epochs)
-    return changed(one, epochs=epochs, rewind=step)
+    """In another number of epochs; in proportion too, as the recipe's drops: BYOL's, and the step LTR goes back to."""
+    share, step = epochs / one.trained_by.epochs, one.pruning.rewind
+    byol = max(1, round(share * one.training.byol)) if one.training.byol else 0
+    return changed(one, epochs=epochs, byol=byol, rewind=None if step is None else round(share * step))
 
 
 def _chosen(rows: list[PaperRow], what: str, asked: Sequence[str] | None, ours: dict[str, str]) -> list[PaperRow]:

@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from prospr.lab.runs.first import FirstTraining
 from prospr.lab.runs.folder import FOLDER, RunFolder, RunResult
 from prospr.lab.runs.loggers import Logger, MakeLogger
 from prospr.lab.runs.making import Loader, Parts, check, network
+from prospr.lab.runs.pretrained import pretrained
 from prospr.lab.train import Engine, Epoch, Result, Run, trainer_for, uses_graph
 from prospr.lab.training.loop import Trainer
 from prospr.masks import store
@@ -232,6 +233,8 @@ class _Work:
         place.begin()
         self.notes: list[str] = []
         self.parts = Parts(experiment, self._loader(experiment), self._loader.device, self.options.workers)
+        if experiment.training.byol:
+            self.parts = replace(self.parts, start=pretrained(self.parts, place.pretrained, progress))
         self.score_seconds = 0.0
         self.first = self._first(progress) if experiment.method != DENSE and experiment.pruning.after_training else None
         self.masks = None if experiment.method == DENSE else self._masks(progress)
@@ -319,7 +322,7 @@ class _Work:
             self.first.remove()
         for logger in self._loggers:
             logger.end(result.test)
-        return place.finish(
+        done = place.finish(
             {
                 "headline": parts.task.headline,
                 "figures": {name: value if math.isfinite(value) else None for name, value in result.test.items()},
@@ -335,6 +338,8 @@ class _Work:
                 "notes": self.notes,
             }
         )
+        place.pretrained.unlink(missing_ok=True)  # only now: it cost a training
+        return done
 
     def _sizes(self) -> dict[str, Any]:
         parts, masks, example = self.parts, self.masks, self.parts.example

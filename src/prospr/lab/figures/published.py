@@ -52,5 +52,5 @@ def _known() -> dict[str, tuple[dict[float, float], int]]:
 
 
 def _kind(one: Experiment) -> str:
-    """The identity without sparsity, seed and training."""
-    return replace(one, sparsity=0.9, seed=0, recipe="auto", training=Training()).identity
+    """The identity without sparsity, seed and training; a start by BYOL is part of it."""
+    return replace(one, sparsity=0.9, seed=0, recipe="auto", training=Training(byol=one.training.byol)).identity

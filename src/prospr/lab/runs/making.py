@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -133,6 +134,8 @@ class Parts:
     data: Dataset
     device: torch.device
     workers: int = 0
+    start: Mapping[str, Tensor] | None = None
+    """First weights in place of drawn ones: those of BYOL."""
 
     @cached_property
     def task(self) -> Task:
@@ -152,7 +155,12 @@ class Parts:
 
     def network(self) -> nn.Module:
         """The network with its first weights, the same every time."""
-        return network(self.experiment, self.data.num_classes, self.example.shape[1]).to(self.device)
+        model = network(self.experiment, self.data.num_classes, self.example.shape[1]).to(self.device)
+        if self.start is not None:
+            model.load_state_dict(self.start)
+        elif self.experiment.training.byol:
+            raise SettingError("training.byol starts from weights that are learned first; `prospr run` does")
+        return model
 
     def smaller(self, model: nn.Module, plan: Plan) -> nn.Module:
         """The network without what is pruned, as it is trained."""
