@@ -116,6 +116,22 @@ def test_a_method_that_failed_is_marked_and_not_bold():
     assert "**91.00 ± 1.00**" in markdown(whole)  # what never ended is not in the way
 
 
+def test_many_sparsities_are_lines():
+    rows = [row for k in range(1, 10) for row in some("snip", [0.9, 0.91], 1 - 0.5**k) + some("a", [0.5], 1 - 0.5**k)]
+    lines = markdown(rows).splitlines()
+    assert "| sparsity | SNIP | A |" in lines
+    assert "| 50 % | 90.50 ± 0.71 (2) | 50.00 (1) |" in lines
+    assert len([line for line in lines if line.startswith("| ") and "%" in line]) == 9
+    assert "sparsity & SNIP & A \\\\" in latex(rows)
+
+
+def test_a_dense_network_alone():
+    rows = some("dense", [0.9, 0.92], 0.0)
+    assert "Not pruned: 91.00 ± 1.41 (2)." in markdown(rows)
+    assert "\\begin{tabular}{lr}" in latex(rows)
+    assert "Dense & \\multicolumn{1}{c}{$91.00 \\pm 1.41$ (2)} \\\\" in latex(rows)
+
+
 def test_differences_to_a_baseline():
     rows = some("snip", [0.90, 0.91, 0.92]) + some("random", [0.85, 0.87, 0.86]) + some("grasp", [0.85, 0.9, 0.84])
     text = markdown(rows, "random")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prospr.lab.names import printed
@@ -16,6 +16,8 @@ from prospr.lab.results import DENSE, Row, accuracy, cell, methods_of, setups_of
 __all__ = ["escape_latex", "escape_markdown", "latex", "markdown"]
 
 BOLD = "Bold: better than every other method at that sparsity, by the 95 % intervals of differences paired by seed."
+MOST = 8
+"""Columns of sparsities; of more, each is a line, if methods are fewer."""
 SETTLED = "Bold: the interval does not hold zero."
 
 
@@ -31,12 +33,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table before it is written: a line a method, a column a sparsity; `dense` is the network not pruned."""
+    """A table before it is written: a line a method, a column a sparsity, or the other way round where there would be
+    many columns; `dense` is the network not pruned."""
 
     title: str
     what: str
+    corner: str
     columns: Sequence[str]
-    lines: dict[str, list[Cell]]
+    lines: Mapping[str, Sequence[Cell]]
     dense: Cell | None
     note: str
 
@@ -105,24 +109,27 @@ def _grids(rows: Sequence[Row], baseline: str | None) -> Iterator[Grid]:
     for (dataset, network, setup), here in setups_of(rows).items():
         title = ", ".join(part for part in (f"{network} on {dataset}" if network else dataset, setup) if part)
         metric = next((row.metric for row in here if row.accuracy is not None), here[0].metric).replace("_", " ")
-        dense = cell(here, DENSE)
-        means = _lines(here, lambda method, share, here=here: _mean(here, method, share))
-        shown = any(one.bold for line in means.values() for one in line)
-        columns = [f"{100 * share:.4g} %" for share in sparsities_of(here)]
+        methods, shares, dense = methods_of(here), sparsities_of(here), cell(here, DENSE)
+        means = {(method, share): _mean(here, method, share) for method in methods for share in shares}
         what = f"{metric}, %: mean ± standard deviation (runs)"
-        yield Grid(title, what, columns, means, _spread(dense) if dense else None, BOLD if shown else "")
+        yield _grid(title, what, means, BOLD, _spread(dense) if dense else None)
         if baseline is not None and cell(here, baseline):
-            versus = _lines(here, lambda method, share, here=here: _versus(here, method, baseline, share))
-            versus.pop(baseline, None)
-            shown = any(one.bold for line in versus.values() for one in line)
-            what = (
-                f"{metric} minus that of {printed(baseline)}, points: mean of differences paired by seed, 95 % interval"
-            )
-            yield Grid(title, what, columns, versus, None, SETTLED if shown else "")
+            pairs = {
+                (m, share): _versus(here, m, baseline, share) for m in methods if m != baseline for share in shares
+            }
+            name = f"{metric} minus that of {printed(baseline)}, points"
+            yield _grid(title, f"{name}: mean of differences paired by seed, 95 % interval", pairs, SETTLED)
 
 
-def _lines(rows: Sequence[Row], make: Callable[[str, float], Cell]) -> dict[str, list[Cell]]:
-    return {method: [make(method, share) for share in sparsities_of(rows)] for method in methods_of(rows)}
+def _grid(title: str, what: str, cells: Mapping[tuple[str, float], Cell], note: str, dense: Cell | None = None) -> Grid:
+    methods, shares = list(dict.fromkeys(m for m, _ in cells)), list(dict.fromkeys(s for _, s in cells))
+    names, places = {m: printed(m) for m in methods}, {s: f"{100 * s:.4g} %" for s in shares}
+    note = note if any(one.bold for one in cells.values()) else ""
+    if len(shares) > max(MOST, len(methods)):
+        lines = {places[share]: [cells[method, share] for method in methods] for share in shares}
+        return Grid(title, what, "sparsity", list(names.values()), lines, dense, note)
+    lines = {names[method]: [cells[method, share] for share in shares] for method in methods}
+    return Grid(title, what, "method", list(places.values()), lines, dense, note)
 
 
 def _mean(rows: Sequence[Row], method: str, share: float) -> Cell:
@@ -166,9 +173,9 @@ def _in_markdown(grid: Grid) -> str:
         return f"{number} {one.words}".strip() or "–"
 
     lines = [f"**{escape_markdown(grid.title)}**", ""] if grid.title else []
-    lines += [escape_markdown(grid.what), "", _joined(["method", *grid.columns])]
+    lines += [escape_markdown(grid.what), "", _joined([grid.corner, *map(escape_markdown, grid.columns)])]
     lines.append("|".join(["", "---", *["---:"] * len(grid.columns), ""]))
-    lines += [_joined([escape_markdown(printed(name)), *map(write, line)]) for name, line in grid.lines.items()]
+    lines += [_joined([escape_markdown(name), *map(write, line)]) for name, line in grid.lines.items()]
     lines += ["", f"Not pruned: {write(grid.dense)}."] if grid.dense is not None else []
     return "\n".join([*lines, *(["", grid.note] if grid.note else [])])
 
@@ -185,15 +192,15 @@ def _in_latex(grid: Grid) -> str:
         return f"{number} {words}".strip() or "--"
 
     caption = ". ".join(part for part in (escape_latex(grid.title), _said(grid.what), _said(grid.note)) if part)
-    count = len(grid.columns)
+    count = max(1, len(grid.columns))
     lines = ["\\begin{table}", "\\centering", f"\\caption{{{caption.rstrip('.')}.}}"]
     lines += [f"\\begin{{tabular}}{{l{'r' * count}}}", "\\toprule"]
-    lines += [" & ".join(["method", *map(escape_latex, grid.columns)]) + " \\\\", "\\midrule"]
+    lines += [" & ".join([grid.corner, *map(escape_latex, grid.columns or [""])]) + " \\\\", "\\midrule"]
     if grid.dense is not None:
-        across = f"\\multicolumn{{{count}}}{{c}}{{{write(grid.dense)}}}" if count else ""
-        lines += [f"{printed(DENSE)} & {across} \\\\", "\\midrule"]
+        lines += [f"{printed(DENSE)} & \\multicolumn{{{count}}}{{c}}{{{write(grid.dense)}}} \\\\"]
+        lines += ["\\midrule"] if grid.lines else []
     for name, line in grid.lines.items():
-        lines.append(" & ".join([escape_latex(printed(name)), *map(write, line)]) + " \\\\")
+        lines.append(" & ".join([escape_latex(name), *map(write, line)]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
 
 
