@@ -177,6 +177,11 @@ def test_the_command(folder, tmp_path, capsys):
     written = capsys.readouterr().out.split()
     assert len(written) == len(list(tmp_path.iterdir())) == 11
     assert any("difference-to-prospr_" in path for path in written)
+    words = ["figures", str(folder), "-o", str(tmp_path / "some"), "--format", "svg", "--only", "density", "layers"]
+    assert main(words) == 0
+    assert sorted(path.name.partition("_")[0] for path in (tmp_path / "some").iterdir()) == [
+        "density", "layers-at-90", "layers-at-98",
+    ]  # fmt: skip
     wide = (tmp_path / "density_resnet20-cifar10-10-epochs-prospr-cifar.svg").read_text()
     assert f'width="{72 * 3.35:g}pt"' in wide
 
@@ -184,6 +189,8 @@ def test_the_command(folder, tmp_path, capsys):
 def test_what_cannot_be_drawn_says_why(folder, tmp_path, monkeypatch, capsys):
     with pytest.raises(SettingError, match="use some of pdf, svg, png"):
         write_figures(folder, tmp_path, ("jpg",))
+    with pytest.raises(SettingError, match=r"only=\['scatter'\]: use some of accuracy, difference"):
+        write_figures(folder, tmp_path, only=("scatter",))
     with pytest.raises(SettingError, match="baseline='grasp' is not among the methods; choose from prospr, "):
         write_figures(folder, tmp_path, baseline="grasp")
     with pytest.raises(SettingError, match="width=0: use inches"):

@@ -723,6 +723,10 @@ def test_labels_tell_runs_apart():
     structured = Experiment(pruning=Pruning(granularity="channel", shrink=True))
     assert structured.label == "small_convnet, digits, prospr 90 % by channel shrunk, seed 0"
     assert Experiment(method="dense").label == "small_convnet, digits, dense, seed 0"
+    ways = [Pruning(shrink=True, weights=weights) for weights in ("keep", "rescale", "redraw")]
+    ways += [Pruning(after_training=True), Pruning(after_training=True, rewind=0), Pruning()]
+    labels = {Experiment(pruning=way).label for way in ways} | {Experiment(training=Training(byol=9)).label}
+    assert len(labels) == 7
 
 
 def test_fewer_epochs_move_the_drops():

@@ -239,9 +239,11 @@ class Experiment:
             pruned = f"{self.method} {100 * self.sparsity:g} %"
             pruned += f" by {how.granularity}" if how.granularity is not None else ""
             pruned += " shrunk" if how.shrink else ""
+            pruned += f" weights {how.weights}" if how.weights != "keep" else ""
             pruned += " after training" if how.after_training else ""
             pruned += f" from step {how.rewind}" if how.rewind is not None else ""
-        return f"{self.network_name}, {self.dataset}, {pruned}, seed {self.seed}"
+        start = f", {self.training.byol} epochs of BYOL" if self.training.byol else ""
+        return f"{self.network_name}, {self.dataset}, {pruned}{start}, seed {self.seed}"
 
     def differences(self) -> list[tuple[str, str]]:
         """Every value that is not the usual one, as in `identity`: its full name, and the value in words.

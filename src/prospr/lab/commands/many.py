@@ -14,6 +14,7 @@ import tyro
 from prospr.errors import SettingError
 from prospr.lab.commands.base import Asked, Command
 from prospr.lab.experiment import Experiment
+from prospr.lab.figures.write import Format, Kind
 from prospr.lab.grid import grid
 from prospr.lab.runs.folder import FOLDER
 
@@ -212,8 +213,10 @@ class Figures(Command):
     """Folders of runs, or of one run each."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("figures")
     """The folder they are written to."""
-    format: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf",)
+    format: tuple[Format, ...] = ("pdf",)
     """One or more of them."""
+    only: tuple[Kind, ...] = ()
+    """These figures; by default all of them."""
     baseline: str | None = None
     """The method the others are compared with; by default random where it was run, else the first by name."""
     width: float = 3.35
@@ -224,7 +227,7 @@ class Figures(Command):
     def __call__(self) -> None:
         from prospr.lab.figures import write_figures
 
-        options = {"baseline": self.baseline, "paper": self.paper, "width": self.width}
+        options = {"only": self.only, "baseline": self.baseline, "paper": self.paper, "width": self.width}
         written = write_figures(self.runs, self.out, self.format, **options)
         print("\n".join(map(str, written)) if written else f"there is nothing to draw in {', '.join(self.runs)}")
 

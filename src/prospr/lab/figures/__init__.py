@@ -3,6 +3,6 @@
 The same runs give the same bytes, with the same release of matplotlib.
 """
 
-from prospr.lab.figures.write import FORMATS, write_figures
+from prospr.lab.figures.write import FORMATS, KINDS, write_figures
 
-__all__ = ["FORMATS", "write_figures"]
+__all__ = ["FORMATS", "KINDS", "write_figures"]

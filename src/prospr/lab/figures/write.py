@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from prospr.atomic import write
 from prospr.errors import FolderError, SettingError
@@ -18,10 +18,12 @@ from prospr.lab.names import slug
 from prospr.lab.report.setups import Setup, setups
 from prospr.lab.runs.records import gather
 
-__all__ = ["FORMATS", "Format", "write_figures"]
+__all__ = ["FORMATS", "KINDS", "Format", "Kind", "write_figures"]
 
 Format = Literal["pdf", "svg", "png"]
-FORMATS: tuple[Format, ...] = ("pdf", "svg", "png")
+FORMATS: tuple[Format, ...] = get_args(Format)
+Kind = Literal["accuracy", "difference", "density", "layers", "loss", "train", "validation", "test"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 LONGEST = 120  # letters of a setup in a file's name
 
 
@@ -30,6 +32,7 @@ def write_figures(
     folder: str | os.PathLike[str],
     formats: Sequence[Format] = ("pdf",),
     *,
+    only: Sequence[Kind] = (),
     baseline: str | None = None,
     paper: bool = True,
     width: float = COLUMN,
@@ -37,15 +40,17 @@ def write_figures(
     """Draw every figure the runs have, `<what>_<setup>.<format>` in `folder`; the files written.
 
     runs: folders of runs, or of one run each.
+    only: some of `KINDS`; by default all of them.
     baseline: the method the others' paired differences are taken to; by default "random", else the first by name.
     paper: draw the paper's numbers behind the accuracies, where it has any of this network and data.
     width: inches. Letters have 7 and 8 points at any width, so give the width the figure will have on paper.
 
     A method has the same colour and mark in all of them.
     """
-    unknown = [kind for kind in formats if kind not in FORMATS]
-    if unknown or not formats:
+    if not formats or not set(formats) <= set(FORMATS):
         raise SettingError(f"formats={list(formats)!r}: use some of {', '.join(FORMATS)}")
+    if not set(only) <= set(KINDS):
+        raise SettingError(f"only={list(only)!r}: use some of {', '.join(KINDS)}")
     if not 1.5 <= width <= 20:
         raise SettingError(f"width={width:g}: use inches, from 1.5 to 20")
     found = gather([runs] if isinstance(runs, (str, os.PathLike)) else runs)
@@ -63,7 +68,7 @@ def write_figures(
             scene = Scene(part, looks(methods), width)
             against = baseline or ("random" if "random" in part.methods else min(part.methods, default=DENSE))
             for what, draw in figures_of(scene, against, paper).items():
-                figure = draw()
+                figure = draw() if not only or what.partition("-")[0] in only else None
                 if figure is None:
                     continue
                 for kind in formats:
