@@ -12,6 +12,7 @@ __all__ = [
     "MaskError",
     "MaskFileError",
     "ModelError",
+    "PackageError",
     "PlanError",
     "PruningError",
     "ScoreError",
@@ -62,6 +63,10 @@ class FolderError(PruningError):
 
 class PlanError(PruningError, ValueError):
     """A plan for a smaller network that is damaged, or of another network."""
+
+
+class PackageError(PruningError, ModuleNotFoundError):
+    """A package that is needed for this alone is not installed."""
 
 
 class CollapseError(PruningError):

@@ -2,10 +2,12 @@
 
     python kills.py random FOLDER     twenty SIGKILLs at random moments
     python kills.py writes FOLDER     a SIGKILL just before and just after every file takes its name
+    python kills.py ticket FOLDER     the same for a run that is pruned after training and goes back to a step
 
 After every kill each file in the folder must be whole. At the end the run must be that of an unbroken one, to the bit.
 """
 
+import dataclasses
 import json
 import os
 import random
@@ -14,13 +16,14 @@ import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from prospr.lab.experiment import Experiment, Training
+from prospr.lab.experiment import Experiment, Pruning, Training
 from prospr.lab.run import Options, run
 
 KILLS = 20
@@ -115,8 +118,8 @@ def at_random_moments(folder: Path) -> None:
     print(f"killed {kills} times, with {sorted(seen)} epochs recorded; unbroken {whole:.1f} s")
 
 
-def around_every_write(folder: Path) -> None:
-    work = experiment(epochs=3)
+def around_every_write(folder: Path, pruning: Pruning = Pruning()) -> None:  # noqa: B008  it is frozen
+    work = dataclasses.replace(experiment(epochs=3), pruning=pruning)
     assert ended(child(folder / "unbroken", work)) == 0
     replace = os.replace
 
@@ -156,4 +159,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)  # a child may not use threads that were its parent's
     with tempfile.TemporaryDirectory() as once:  # what is imported at first use is not imported in every child
         run(experiment(epochs=1), once, "cpu")
-    {"random": at_random_moments, "writes": around_every_write}[sys.argv[1]](Path(sys.argv[2]))
+    ticket = partial(around_every_write, pruning=Pruning(after_training=True, rewind=4))
+    ways = {"random": at_random_moments, "writes": around_every_write, "ticket": ticket}
+    ways[sys.argv[1]](Path(sys.argv[2]))

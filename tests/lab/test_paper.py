@@ -13,7 +13,7 @@ import pytest
 from prospr.cli import main
 from prospr.errors import SettingError
 from prospr.lab import paper
-from prospr.lab.experiment import DENSE, USUAL, Experiment, Pruning
+from prospr.lab.experiment import DENSE, USUAL, Experiment, Pruning, Training
 from prospr.lab.paper import DATASETS, METHODS, NETWORKS, NOT_RUN, Cell, PaperRow, compare, tables
 from prospr.lab.recipes import recipes
 from prospr.lab.run import run_many
@@ -52,8 +52,8 @@ def test_nine_tables():
     found = tables()
     assert len(found) == 9
     assert {name: table.runs for name, table in found.items()} == {
-        "lth_cifar10_resnet20": "some", "lth_cifar10_vgg16": "some", "lth_tiny_imagenet": "some", "imagenet": "all",
-        "structured": "some", "effect_of_m": "all", "walltime": "none", "segmentation": "some", "byol": "some",
+        "lth_cifar10_resnet20": "all", "lth_cifar10_vgg16": "all", "lth_tiny_imagenet": "all", "imagenet": "all",
+        "structured": "all", "effect_of_m": "all", "walltime": "none", "segmentation": "some", "byol": "all",
     }  # fmt: skip
     for table in found.values():
         assert table.title
@@ -101,6 +101,27 @@ def test_the_papers_settings():
     ]  # fmt: skip
 
 
+def test_methods_after_training_and_variants_of_3sp():
+    table = tables()["lth_cifar10_vgg16"]
+    (ticket,) = table.experiments(["LTR after Training"], [0.977], seeds=[1])
+    assert (ticket.method, ticket.sparsity, ticket.seed) == ("magnitude", 0.9775, 1)
+    assert ticket.pruning == Pruning(after_training=True, rewind=2000)
+    (short,) = table.experiments(["LTR after Training"], [0.977], seeds=[1], epochs=20)
+    assert (short.trained_by.epochs, short.pruning.rewind) == (20, 200)
+    (small,) = tables()["lth_cifar10_resnet20"].experiments(["LTR after Training"], [0.977], seeds=[1])
+    assert small.pruning.rewind == 1000
+    (after,) = table.experiments(["Magnitude after Training"], [0.977], seeds=[1])
+    assert after.pruning == Pruning(after_training=True)
+    (before,) = table.experiments(["magnitude"], [0.977], seeds=[1])  # ours is the plain one
+    assert before.pruning == Pruning()
+    variants = tables()["structured"].experiments(
+        ["3SP", "3SP + reinit", "3SP + rescale"], [0.9], seeds=[0], datasets=["cifar10"]
+    )
+    assert sorted(one.pruning.weights for one in variants) == ["keep", "redraw", "rescale"]
+    assert {one.method for one in variants} == {"3sp"}
+    assert len(tables()["structured"].experiments(["3sp"], [0.9], seeds=[0], datasets=["cifar10"])) == 1
+
+
 def test_the_benchmarks_sparsities_are_those_before_rounding():
     table = tables()["lth_cifar10_vgg16"]
     runs = table.experiments(["snip"], seeds=[0])
@@ -128,8 +149,6 @@ def test_the_benchmarks_recipe():
     [
         ("walltime", {}, r"python benchmarks/channels\.py --device cuda"),
         ("segmentation", {"methods": ["Jeong et al."]}, "which prospr does not have"),
-        ("lth_cifar10_vgg16", {"methods": ["LTR after Training"]}, r"`prospr\.retrain` does"),
-        ("structured", {"methods": ["3SP + rescale"]}, r"prospr\.shrink\(weights='rescale'\)"),
         ("lth_cifar10_vgg16", {"methods": ["ntk-sap"]}, "'ntk-sap' is not in this table of the paper; it has LTR"),
         ("lth_cifar10_vgg16", {"sparsities": [0.5]}, r"sparsity 0\.5 is not in this part .* 0\.488, 0\.59"),
         ("byol", {"datasets": ["imagenet"]}, "it has CIFAR-10, CIFAR-100"),
@@ -140,13 +159,18 @@ def test_what_cannot_be_run_says_so(name, part, reason):
         tables()[name].experiments(**part)
 
 
-def test_a_start_by_byol_names_its_command():
-    cells = tables()["byol"].cells(seeds=[0])
-    assert [len(cell.experiments) for cell in cells] == [1, 0, 1, 0]
-    assert "examples/byol.py --dataset cifar100" in cells[3].missing
-    root = Path(__file__).parents[2]
-    for command in [cells[3].missing, tables()["walltime"].rows[0].missing]:
-        assert (root / command.split("python ")[1].split()[0]).exists()
+def test_a_start_by_byol():
+    random, byol = tables()["byol"].experiments(seeds=[0], datasets=["cifar100"])
+    assert (random.training, byol.training) == (Training(), Training(byol=1000))
+    assert replace(byol, training=Training()) == random
+    assert (byol.network, byol.method, byol.sparsity) == ("resnet18", "prospr", 0.95)
+    _, short = tables()["byol"].experiments(seeds=[0], datasets=["cifar100"], epochs=20)
+    assert (short.training.byol, short.trained_by.epochs) == (100, 20)
+
+
+def test_the_command_for_times_is_there():
+    command = tables()["walltime"].rows[0].missing
+    assert (Path(__file__).parents[2] / command.split("python ")[1].split()[0]).exists()
 
 
 # Ours beside the paper's: on digits, whose numbers no paper has
@@ -156,7 +180,7 @@ ROWS = (
     PaperRow("Digits", "Small", "weight", "Unpruned", 0.0, "top1", 99.0, None, ""),
     PaperRow("Digits", "Small", "weight", "SNIP", 0.5, "top1", 98.5, 0.25, ""),
     PaperRow("Digits", "Small", "weight", "SNIP", 0.5, "top5", 99.5, None, ""),
-    PaperRow("Digits", "Small", "weight", "3SP + reinit", 0.5, "top1", 97.0, None, ""),
+    PaperRow("Digits", "Small", "weight", "Jeong et al.", 0.5, "top1", 97.0, None, ""),
 )
 
 
@@ -186,7 +210,7 @@ def test_ours_are_measured(digits, tmp_path):
     assert (rows[1]["our_mean"], rows[1]["our_sd"]) == (first[2], None)
     assert rows[2]["our_mean"] == 100 * results[2].figures["top5"]
     assert [row["paper_mean"] for row in rows] == [99.0, 98.5, 99.5, 97.0]
-    assert "weights='redraw'" in rows[3]["missing"]
+    assert "prunes and fine-tunes in turn" in rows[3]["missing"]
     other = digits.cells(seeds=[0, 1], epochs=2)  # runs of another length do not count
     assert [row["our_runs"] for row in compare(other, tmp_path)] == [0, 0, 0, 0]
 
@@ -221,7 +245,7 @@ def test_the_command(digits, tmp_path, capsys):
     assert main([*words, "--show"]) == 0
     said = capsys.readouterr().out
     assert "not by a run" in said
-    assert "3SP + reinit: draws weights anew" in said
+    assert "Jeong et al.: prunes and fine-tunes in turn" in said
     assert said.endswith("It is made up.\n")
 
 

@@ -71,7 +71,7 @@ def unbroken(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["random", "writes"])
+@pytest.mark.parametrize("way", ["random", "writes", "ticket"])
 def test_killed_again_and_again_a_run_ends_as_an_unbroken_one(way, tmp_path):
     script = Path(__file__).with_name("kills.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -676,12 +676,13 @@ def test_every_value_is_part_of_the_identity():
         Pruning: {
             "scope": "layer", "granularity": "channel", "keep_per_layer": 1, "budget": "flops", "round_to": 8,
             "per_flop": True, "shrink": True, "score_batch_size": 32, "rounds": 3, "steps": 1, "inner_lr": 0.5,
-            "inner_momentum": 0.5, "order": "first", "same_batch": True,
+            "inner_momentum": 0.5, "order": "first", "same_batch": True, "weights": "redraw", "after_training": True,
+            "rewind": 7,
         },
         Training: {
             "epochs": 13, "batch_size": 32, "lr": 0.01, "momentum": 0.5, "weight_decay": 0.0, "nesterov": True,
             "drops": (3,), "drop_factor": 0.5, "warmup": 1, "schedule": "cosine", "precision": "bf16",
-            "channels_last": True, "loss": "cross-entropy", "evaluate_every": 2,
+            "channels_last": True, "loss": "cross-entropy", "evaluate_every": 2, "byol": 3,
         },
         Experiment: {
             "dataset": "mnist", "network": "resnet20", "settings": {"width": 2}, "method": "snip", "sparsity": 0.5,
@@ -722,6 +723,10 @@ def test_labels_tell_runs_apart():
     structured = Experiment(pruning=Pruning(granularity="channel", shrink=True))
     assert structured.label == "small_convnet, digits, prospr 90 % by channel shrunk, seed 0"
     assert Experiment(method="dense").label == "small_convnet, digits, dense, seed 0"
+    ways = [Pruning(shrink=True, weights=weights) for weights in ("keep", "rescale", "redraw")]
+    ways += [Pruning(after_training=True), Pruning(after_training=True, rewind=0), Pruning()]
+    labels = {Experiment(pruning=way).label for way in ways} | {Experiment(training=Training(byol=9)).label}
+    assert len(labels) == 7
 
 
 def test_fewer_epochs_move_the_drops():

@@ -14,7 +14,9 @@ from prospr.masks.masks import Masks
 from prospr.meta.loss import call_of, unwrap
 from prospr.meta.redraw import Init, draw_anew
 
-__all__ = ["plan", "shrink"]
+__all__ = ["Weights", "fit_weights", "plan", "shrink"]
+
+Weights = Literal["keep", "rescale", "redraw"]
 
 
 def plan(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Plan:
@@ -33,7 +35,7 @@ def shrink(
     masks: Mapping[str, Tensor],
     example: Any,
     *,
-    weights: Literal["keep", "rescale", "redraw"] = "keep",
+    weights: Weights = "keep",
     init: Init | None = None,
     seed: int = 0,
 ) -> nn.Module:
@@ -64,18 +66,26 @@ def shrink(
     model = unwrap(model)
     how = plan(model, masks, example)
     small = how.shrink(model)
+    fit_weights(small, model, weights, init, seed)
     with torch.inference_mode(False), torch.no_grad():
         left = how.masks(masks)
-        if weights == "redraw":
-            draw_anew(small, init, seed)
-        elif weights == "rescale":
-            _rescale(model, small)
         named = dict(small.named_parameters())
         for name, mask in left.items():
             named[name].masked_fill_(~mask.to(named[name].device), 0.0)
         if left.kept < left.total:
             left.apply(small)
     return small
+
+
+def fit_weights(
+    small: nn.Module, model: nn.Module, weights: Weights = "keep", init: Init | None = None, seed: int = 0
+) -> None:
+    """Give `small`, which was made of `model`, the weights that `shrink` would, in place."""
+    with torch.inference_mode(False), torch.no_grad():
+        if weights == "redraw":
+            draw_anew(small, init, seed)
+        elif weights == "rescale":
+            _rescale(model, small)
 
 
 def _rescale(model: nn.Module, small: nn.Module) -> None:

@@ -25,7 +25,9 @@ MOST = 20  # steps tried
 
 @dataclass(frozen=True)
 class Estimate:
-    """epochs of `steps` steps, at `step_seconds` each where that is known; `basis` says from where."""
+    """epochs of `steps` steps, at `step_seconds` each where that is known; `basis` says from where.
+
+    Where it is pruned after training, the epochs of both trainings."""
 
     epochs: int
     steps: int
@@ -55,6 +57,7 @@ def estimate(
     (12, 23)
     """
     device, recipe = torch.device(device), experiment.trained_by
+    epochs = recipe.epochs * (2 if _twice(experiment) else 1)
     scoring = "none" if experiment.method == DENSE else f"in training steps: {method_of(experiment).cost or 'unknown'}"
     try:
         data = Loader(torch.device("cpu"), root, download=False)(experiment)
@@ -62,14 +65,17 @@ def estimate(
         train = datasets()[experiment.dataset].counts.partition(" ")[0].replace(",", "")
         count = round(int(train) * (1 - experiment.data.validation)) if train.isdigit() else 0
         steps = -(-count // recipe.batch_size)
-        return Estimate(recipe.epochs, steps, None, f"{experiment.dataset} is not here", scoring)
+        return Estimate(epochs, steps, None, f"{experiment.dataset} is not here", scoring)
     parts = Parts(experiment, data.to(device), device)
     steps = len(parts.batches(recipe.batch_size))
+    if experiment.training.byol:
+        before = f"{experiment.training.byol} epochs of BYOL come first, whose time is not known"
+        return Estimate(epochs, steps, None, before, scoring)
     before = _recorded(experiment, folder, device)
     if before is not None:
-        return Estimate(recipe.epochs, steps, before, "as runs before took", scoring)
+        return Estimate(epochs, steps, before, "as runs before took", scoring)
     basis = "a few steps were tried in plain PyTorch" + (", before shrinking" if experiment.pruning.shrink else "")
-    return Estimate(recipe.epochs, steps, _tried(parts, steps), basis, scoring)
+    return Estimate(epochs, steps, _tried(parts, steps), basis, scoring)
 
 
 @dataclass(frozen=True)
@@ -109,10 +115,12 @@ def estimate_all(
         if place.done:
             done += 1
             continue
-        key = repr((_kind(one), one.data, one.trained_by))
+        key = repr((_kind(one), one.data, one.trained_by, one.training.byol, _twice(one)))
         if key not in costs:
             costs[key] = estimate(one, folder, device, root)
         cost, epochs = costs[key], len(place.metrics())
+        if _twice(one) and place.masks.exists():
+            epochs += one.trained_by.epochs
         begun += epochs > 0
         left = (cost.epochs - epochs) * cost.steps
         steps += left
@@ -138,6 +146,10 @@ def _recorded(experiment: Experiment, folder: str | os.PathLike[str], device: to
     except (FolderError, KeyError, ValueError, TypeError):  # a folder that is not in order is no reason not to answer
         pass
     return max(found)[1] if found else None
+
+
+def _twice(one: Experiment) -> bool:
+    return one.method != DENSE and one.pruning.after_training
 
 
 def _kind(one: Experiment) -> tuple:

@@ -82,6 +82,12 @@ class Pruning:
     """Divide the score of channels by the FLOPs that go with them."""
     shrink: bool = False
     """Train the smaller network, without what is pruned, in place of the masked one."""
+    weights: Literal["keep", "rescale", "redraw"] = "keep"
+    """What the smaller network starts from: its first weights, these for the inputs left, or others (3SP + reinit)."""
+    after_training: bool = False
+    """Train the network, prune the trained one, and train what is left."""
+    rewind: int | None = None
+    """After training: what is left goes back to its weights of this step; without, it keeps the trained ones."""
     score_batch_size: int = 256
     """Images in a batch of the scoring."""
     rounds: int | None = None
@@ -132,6 +138,8 @@ class Training:
     """By default cross-entropy; Dice loss is for segmentation."""
     evaluate_every: int = 0
     """Look at the test images after so many epochs too, for a curve; the result is always the last epoch's."""
+    byol: int = 0
+    """Before everything else, learn first weights by so many epochs of BYOL, without labels."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -233,7 +241,11 @@ class Experiment:
             pruned = f"{self.method} {100 * self.sparsity:g} %"
             pruned += f" by {how.granularity}" if how.granularity is not None else ""
             pruned += " shrunk" if how.shrink else ""
-        return f"{self.network_name}, {self.dataset}, {pruned}, seed {self.seed}"
+            pruned += f" weights {how.weights}" if how.weights != "keep" else ""
+            pruned += " after training" if how.after_training else ""
+            pruned += f" from step {how.rewind}" if how.rewind is not None else ""
+        start = f", {self.training.byol} epochs of BYOL" if self.training.byol else ""
+        return f"{self.network_name}, {self.dataset}, {pruned}{start}, seed {self.seed}"
 
     def differences(self) -> list[tuple[str, str]]:
         """Every value that is not the usual one, as in `identity`: its full name, and the value in words.
@@ -347,10 +359,12 @@ def _check_values(e: Experiment) -> None:
         "pruning.keep_per_layer": (pruning.keep_per_layer, 0),
         "pruning.round_to": (pruning.round_to, 1),
         "pruning.score_batch_size": (pruning.score_batch_size, 1),
+        "pruning.rewind": (pruning.rewind, 0),
         "pruning.rounds": (pruning.rounds, 1),
         "pruning.steps": (pruning.steps, 0),
         "training.epochs": (training.epochs, 1),
         "training.evaluate_every": (training.evaluate_every, 0),
+        "training.byol": (training.byol, 0),
     }
     for name, (value, low) in least.items():
         if value is not None and (not isinstance(value, int) or value < low):
@@ -363,6 +377,10 @@ def _check_values(e: Experiment) -> None:
     for name, value in positive.items():
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
             raise SettingError(f"{name}={value!r}: use a number above 0")
+    if pruning.weights not in ("keep", "rescale", "redraw"):
+        raise SettingError(f"pruning.weights={pruning.weights!r}: use 'keep', 'rescale' or 'redraw'")
     if training.loss == "dice" and e.dataset not in SEGMENTED:
         raise SettingError(f"training.loss='dice' is for segmentation, and {e.dataset} is for classification")
+    if training.byol and e.dataset in SEGMENTED:
+        raise SettingError(f"training.byol={training.byol} is for classification, and {e.dataset} is for segmentation")
     _ = e.trained_by  # the recipe checks its values itself

@@ -1,4 +1,5 @@
-"""The rows a comparison or folders of runs give, and what is asked of them: cells, paired differences, a CSV file.
+"""The rows a comparison or folders of runs give, and what is asked of them: cells, paired differences, CSV and Parquet
+files.
 
 Nothing here imports torch.
 """
@@ -10,13 +11,14 @@ import io
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from prospr.atomic import write_text
+from prospr.atomic import write, write_text
 from prospr.errors import FolderError, SettingError
 from prospr.lab.experiment import DENSE, Experiment
+from prospr.lab.optional import optional
 from prospr.lab.runs.records import Record, gather
 from prospr.lab.stats import Summary, summarise
 
@@ -226,6 +228,25 @@ def write_csv(rows: Sequence[Row], path: str | Path) -> Path:
     return path
 
 
+def write_parquet(rows: Sequence[Row], path: str | Path) -> Path:
+    """Write one line a run, one typed column a field, for DuckDB, pandas and others; `layers` is a map.
+
+    The columns are always the same, so that files of several machines can be read as one. It takes pyarrow. The same
+    rows give the same bytes, and the file appears whole or not at all.
+    """
+    arrow = optional("pyarrow", "prospect-pruning[parquet]")
+    parquet = optional("pyarrow.parquet", "prospect-pruning[parquet]")
+    kinds = {"int": arrow.int64(), "float": arrow.float64(), "str": arrow.string()}
+    kinds["dict[str, float]"] = arrow.map_(arrow.string(), arrow.float64())
+    types = {one.name: kinds[str(one.type).removesuffix(" | None")] for one in fields(Row)}
+    columns = {
+        name: arrow.array([_stored(getattr(row, name)) for row in rows], types[name])
+        for name in (*COLUMNS, *PLACE, "layers")
+    }
+    write(Path(path), lambda temporary: parquet.write_table(arrow.table(columns), temporary))
+    return Path(path)
+
+
 def row_of(record: Record, method: str) -> Row:
     """The row of a run that has ended or failed, its method under the name it has here."""
     one, sizes, seconds = record.experiment, record.sizes, record.seconds
@@ -272,6 +293,10 @@ def _against(rows: Sequence[Row], method: str, baseline: str, share: float | Non
     versus = told.difference
     edges = {"low": _known(versus.low), "high": _known(versus.high)}
     return {"baseline": baseline, "verdict": told.says, "difference": _known(versus.mean), **edges}
+
+
+def _stored(value: Any) -> Any:
+    return list(value.items()) if isinstance(value, dict) else value
 
 
 def _known(value: float) -> float | None:

@@ -17,7 +17,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,10 +34,13 @@ from prospr.lab.progress import Report
 from prospr.lab.runs.checkpoints import Checkpoints, DamagedWarning
 from prospr.lab.runs.environment import environment, now
 from prospr.lab.runs.files import BusyError, locked, sweep_up
+from prospr.lab.runs.first import FirstTraining
 from prospr.lab.runs.folder import FOLDER, RunFolder, RunResult
 from prospr.lab.runs.loggers import Logger, MakeLogger
 from prospr.lab.runs.making import Loader, Parts, check, network
+from prospr.lab.runs.pretrained import pretrained
 from prospr.lab.train import Engine, Epoch, Result, Run, trainer_for, uses_graph
+from prospr.lab.training.loop import Trainer
 from prospr.masks import store
 
 __all__ = ["Options", "RunResult", "choose_device", "run", "run_many", "trained"]
@@ -229,12 +233,15 @@ class _Work:
         place.begin()
         self.notes: list[str] = []
         self.parts = Parts(experiment, self._loader(experiment), self._loader.device, self.options.workers)
+        if experiment.training.byol:
+            self.parts = replace(self.parts, start=pretrained(self.parts, place.pretrained, progress))
         self.score_seconds = 0.0
+        self.first = self._first(progress) if experiment.method != DENSE and experiment.pruning.after_training else None
         self.masks = None if experiment.method == DENSE else self._masks(progress)
         self.plan = self._plan() if self.masks is not None and experiment.pruning.shrink else None
         model, masks = self.parts.network(), self.masks
         if masks is not None and self.plan is not None:
-            model, masks = self.plan.shrink(model), self.plan.masks(masks)
+            model, masks = self.parts.smaller(model, self.plan), self.plan.masks(masks)
         if masks is not None and masks.kept == masks.total:
             masks = None  # nothing is left to hold at zero
         recipe = experiment.trained_by
@@ -243,6 +250,9 @@ class _Work:
         self.state, note = self.points.load()
         if note is not None:
             self._note(note)
+        self.resumed_at = 0 if self.state is None else len(self.state["history"])
+        if self.state is None and self.first is not None:
+            self.state = self.first.start(self.plan)
         epochs = [] if self.state is None else [Epoch(*row) for row in self.state["history"].tolist()]
         place.write_metrics(epochs)
         self.done = len(epochs)
@@ -263,12 +273,18 @@ class _Work:
                 self._note(f"{path.name}: {error}; scored again")
         if progress is not None:
             progress(0, self.experiment.trained_by.epochs, "scoring")
+        trained = () if self.first is None else (self.first.model,)
         start = time.perf_counter()
-        masks = self.parts.score()
-        self.score_seconds = time.perf_counter() - start
+        masks = self.parts.score(*trained)
+        self.score_seconds = time.perf_counter() - start + (0.0 if self.first is None else self.first.seconds)
         notes = {"checksum": masks.digest(), "seconds": repr(self.score_seconds), "run": self.experiment.identity}
         write(path, lambda temporary: masks.save(temporary, **notes))
         return masks
+
+    def _first(self, progress: Report | None) -> FirstTraining:
+        options = self.options
+        make = partial(_trainer, options)
+        return FirstTraining(self.place.path, self.parts, make, options.save_every, self._note, progress)
 
     def _plan(self) -> Plan:
         assert self.masks is not None
@@ -281,6 +297,11 @@ class _Work:
         plan = prospr.channels.plan(self.parts.network(), self.masks, self.parts.example)
         write(path, plan.save)
         return plan
+
+    @property
+    def moment(self) -> tuple[int, int] | None:
+        """The epoch and step it goes on from; None where it begins."""
+        return None if self.state is None else (int(self.state["epoch"]), int(self.state["step"]))
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
@@ -297,9 +318,11 @@ class _Work:
         place, parts = self.place, self.parts
         place.write_metrics(result.epochs)
         self.points.finish()
+        if self.first is not None:
+            self.first.remove()
         for logger in self._loggers:
             logger.end(result.test)
-        return place.finish(
+        done = place.finish(
             {
                 "headline": parts.task.headline,
                 "figures": {name: value if math.isfinite(value) else None for name, value in result.test.items()},
@@ -310,11 +333,13 @@ class _Work:
                     "last_session": time.perf_counter() - self._began,
                 },
                 "steps": self.run.steps * len(result.epochs),
-                "resumed_at": self.done,
+                "resumed_at": self.resumed_at,
                 "environment": environment(parts.device),
                 "notes": self.notes,
             }
         )
+        place.pretrained.unlink(missing_ok=True)  # only now: it cost a training
+        return done
 
     def _sizes(self) -> dict[str, Any]:
         parts, masks, example = self.parts, self.masks, self.parts.example
@@ -362,6 +387,10 @@ def _claim(place: RunFolder, held: ExitStack, wait: bool) -> bool:
     return not place.done
 
 
+def _trainer(options: Options, run: Run) -> Trainer:
+    return trainer_for([run], options.engine, options.compile)
+
+
 def _train(works: Sequence[_Work], options: Options, tell: Callable[[int, Sequence[Epoch]], None]) -> list[Result]:
     """Train what was prepared, side by side where there are several; they are all at the same epoch."""
     trainer = trainer_for([work.run for work in works], options.engine, options.compile)
@@ -404,7 +433,7 @@ def _run_group(
             take(work.place.failure(reason(error)))
             continue
         alone = None if uses_graph(work.run, options.engine) else work.experiment.identity
-        ready.setdefault((work.done, work.run.steps, alone), []).append(work)
+        ready.setdefault((work.moment, work.run.steps, alone), []).append(work)
     for group in ready.values():
         if len(group) > 1:
             try:

@@ -1,4 +1,4 @@
-"""The commands of `prospr` about many runs: the paper's tables, sweeps, results. None imports torch to be read."""
+"""The commands of `prospr` about many runs: the paper, sweeps, results, figures. None imports torch to be read."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from prospr.errors import SettingError
 from prospr.lab.commands.base import Asked, Command
 from prospr.lab.experiment import Experiment
+from prospr.lab.figures.write import Format, Kind
 from prospr.lab.grid import grid
 from prospr.lab.runs.folder import FOLDER
 
 if TYPE_CHECKING:
     from prospr.lab.runs.folder import RunResult
 
-__all__ = ["Paper", "Results", "Sweep"]
+__all__ = ["Figures", "Paper", "Results", "Sweep"]
 
 
 @dataclass(frozen=True)
@@ -177,20 +178,58 @@ class Results(Command):
     """A method the others are compared to, seed by seed: better, worse, or not shown?"""
     csv: Path | None = None
     """Write every run to this file, a line each."""
+    parquet: Path | None = None
+    """The same as a Parquet file, which DuckDB, pandas and others read; needs pyarrow."""
+    format: Literal["text", "markdown", "latex"] = "text"
+    """The table for a terminal, a page or a paper (booktabs)."""
     json: bool = False
     """Print the table as JSON."""
 
     def __call__(self) -> None:
-        from prospr.lab.results import load, means, write_csv
+        from prospr.lab.results import load, means, write_csv, write_parquet
+        from prospr.lab.tables import latex, markdown
 
         found = load(self.runs)
         if self.csv is not None:
             write_csv(found, self.csv)
+        if self.parquet is not None:
+            write_parquet(found, self.parquet)
         rows = means(found, self.baseline)
         if self.json:
             print(json.dumps(rows, indent=1))
+        elif not rows:
+            print(f"there are no finished runs in {', '.join(self.runs)}")
+        elif self.format == "text":
+            print(_table(rows))
         else:
-            print(_table(rows) if rows else f"there are no finished runs in {', '.join(self.runs)}")
+            print((latex if self.format == "latex" else markdown)(found, self.baseline))
+
+
+@dataclass(frozen=True)
+class Figures(Command):
+    """Draw figures of runs for a paper: accuracies, differences, densities, curves; one figure a file."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[RUNS ...]")] = (FOLDER,)
+    """Folders of runs, or of one run each."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("figures")
+    """The folder they are written to."""
+    format: tuple[Format, ...] = ("pdf",)
+    """One or more of them."""
+    only: tuple[Kind, ...] = ()
+    """These figures; by default all of them."""
+    baseline: str | None = None
+    """The method the others are compared with; by default random where it was run, else the first by name."""
+    width: float = 3.35
+    """Inches, as on paper; letters have 7 and 8 points at any width."""
+    paper: bool = True
+    """Draw the paper's numbers behind the accuracies."""
+
+    def __call__(self) -> None:
+        from prospr.lab.figures import write_figures
+
+        options = {"only": self.only, "baseline": self.baseline, "paper": self.paper, "width": self.width}
+        written = write_figures(self.runs, self.out, self.format, **options)
+        print("\n".join(map(str, written)) if written else f"there is nothing to draw in {', '.join(self.runs)}")
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

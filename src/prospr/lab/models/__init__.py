@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from prospr.lab.models.init import kaiming_, truncated_
 from prospr.lab.models.mobile import mobilenet
 from prospr.lab.models.packages import from_package
 from prospr.lab.models.resnet import resnet18, resnet20, resnet50
@@ -23,6 +24,7 @@ from prospr.lab.seeds import derive
 
 __all__ = [
     "build",
+    "initialise",
     "mobilenet",
     "networks",
     "resnet18",
@@ -68,6 +70,21 @@ def build(name: str, *, seed: int | None = None, **settings) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"network {name!r}: it made a {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def initialise(name: str, model: nn.Module) -> None:
+    """Draw the weights of `model`, a network called `name` or a smaller one made of it, as `build` does, in place.
+
+    From the global random state. A network of a package is drawn by its layers' own `reset_parameters`.
+
+    >>> model = build("small_convnet", seed=0)
+    >>> initialise("small_convnet", model)
+    """
+    for module in model.modules():
+        if callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+    if ":" not in name:
+        (truncated_ if name == "vit" else kaiming_)(model)
 
 
 def _find(name: str) -> Callable[..., nn.Module]:

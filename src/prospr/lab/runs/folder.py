@@ -78,6 +78,8 @@ class RunFolder:
     """The files of the run of `experiment` in `folder`.
 
     experiment.json   what is run, and the recipe it is trained by
+    byol.pt           first weights by BYOL, while they are needed
+    first/, rewind/   the training before a pruning after training, while it is needed
     masks.safetensors what the method keeps (not for "dense")
     plan.json         the smaller network, where one is trained
     metrics.jsonl     a line an epoch
@@ -93,7 +95,7 @@ class RunFolder:
         self.experiment = experiment
         self.path = Path(folder) / (name or experiment.identity)
         self.masks, self.plan = self.path / "masks.safetensors", self.path / "plan.json"
-        self.lock = self.path / "lock"
+        self.pretrained, self.lock = self.path / "byol.pt", self.path / "lock"
         self._experiment, self._metrics = self.path / "experiment.json", self.path / "metrics.jsonl"
         self._result, self._error = self.path / "result.json", self.path / "error.json"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from prospr.lab.experiment import Experiment
+from prospr.lab.optional import optional
 
 __all__ = ["Logger", "MakeLogger", "tensorboard", "wandb"]
 
@@ -25,7 +25,7 @@ MakeLogger = Callable[[Experiment, Path, int], Logger]
 
 def tensorboard() -> MakeLogger:
     """Write curves for TensorBoard into the folder of the run, below tensorboard/."""
-    module = _load("torch.utils.tensorboard", "tensorboard")
+    module = optional("torch.utils.tensorboard", "tensorboard")
     return lambda experiment, folder, done: _TensorBoard(
         module.SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
     )
@@ -33,7 +33,7 @@ def tensorboard() -> MakeLogger:
 
 def wandb(project: str = "prospr") -> MakeLogger:
     """Send settings and curves to Weights & Biases; a run that is resumed goes on there too."""
-    module = _load("wandb", "wandb")
+    module = optional("wandb", "wandb")
 
     def make(experiment: Experiment, folder: Path, done: int) -> Logger:
         return _Wandb(
@@ -75,12 +75,3 @@ class _Wandb:
     def end(self, figures: Mapping[str, float]) -> None:
         self._run.summary.update({f"final/{name}": value for name, value in figures.items()})
         self._run.finish()
-
-
-def _load(module: str, package: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"{package} was asked for and is not installed; pip install {package}, or leave it out", name=package
-        ) from None

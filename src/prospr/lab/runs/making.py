@@ -5,20 +5,24 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import prospr
+from prospr.channels.plan import Plan
+from prospr.channels.shrink import fit_weights
 from prospr.errors import SettingError
 from prospr.lab.data import Batches, CropFlip, Dataset, Files, Split, Stream, datasets, load
 from prospr.lab.experiment import DENSE, Experiment, Pruning
-from prospr.lab.models import build, networks
+from prospr.lab.models import build, initialise, networks
 from prospr.lab.models.packages import from_package
 from prospr.lab.progress import Report
+from prospr.lab.seeds import derive
 from prospr.lab.tasks import Task, classification, segmentation
 from prospr.masks.patterns import Granularity, parse
 from prospr.registry import Method, find
@@ -58,6 +62,12 @@ def method_of(experiment: Experiment) -> Method:
         raise SettingError(f"unknown method {experiment.method!r}; known names: {DENSE}, {', '.join(known)}")
     method = find(experiment.method)
     rule = method.rule
+    if pruning.weights != "keep" and not pruning.shrink:
+        raise SettingError(f"pruning.weights={pruning.weights!r} is for the smaller network; set pruning.shrink")
+    if pruning.weights != "keep" and pruning.after_training:
+        raise SettingError(f"pruning.weights={pruning.weights!r} would undo the training before; leave one of them out")
+    if pruning.rewind is not None and not pruning.after_training:
+        raise SettingError(f"pruning.rewind={pruning.rewind} is for pruning after training; set pruning.after_training")
     given = {
         "steps": ("steps", pruning.steps),
         "inner_lr": ("lr", pruning.inner_lr),
@@ -128,6 +138,8 @@ class Parts:
     data: Dataset
     device: torch.device
     workers: int = 0
+    start: Mapping[str, Tensor] | None = None
+    """First weights in place of drawn ones: those of BYOL."""
 
     @cached_property
     def task(self) -> Task:
@@ -147,7 +159,19 @@ class Parts:
 
     def network(self) -> nn.Module:
         """The network with its first weights, the same every time."""
-        return network(self.experiment, self.data.num_classes, self.example.shape[1]).to(self.device)
+        model = network(self.experiment, self.data.num_classes, self.example.shape[1]).to(self.device)
+        if self.start is not None:
+            model.load_state_dict(self.start)
+        elif self.experiment.training.byol:
+            raise SettingError("training.byol starts from weights that are learned first; `prospr run` does")
+        return model
+
+    def smaller(self, model: nn.Module, plan: Plan) -> nn.Module:
+        """The network without what is pruned, as it is trained."""
+        name, weights = self.experiment.network_name, self.experiment.pruning.weights
+        small = plan.shrink(model)
+        fit_weights(small, model, weights, partial(initialise, name), derive("redraw", self.experiment.seed))
+        return small
 
     def batches(self, batch_size: int) -> Batches | Stream:
         """Augmented batches of the training images."""
@@ -158,11 +182,14 @@ class Parts:
         assert isinstance(train, Split)
         return train.batches(batch_size, seed, CropFlip(pad, flip) if pad or flip else None)
 
-    def score(self) -> prospr.Masks:
-        """What the method keeps."""
+    def score(self, model: nn.Module | None = None) -> prospr.Masks:
+        """What the method keeps of the network with its first weights, or of `model`, which has masks on then."""
         experiment, pruning = self.experiment, self.experiment.pruning
         method = method_of(experiment)
-        model = self.network()
+        if model is None:
+            if pruning.after_training:
+                raise SettingError("pruning.after_training prunes a trained network; `prospr run` trains it first")
+            model = self.network()
         return prospr.prune(
             model,
             self.batches(pruning.score_batch_size),
