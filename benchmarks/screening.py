@@ -17,29 +17,24 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from harness import machine
-from torch import multiprocessing, nn
+from torch import multiprocessing
 
 import prospr
 from prospr import Iterative, Magnitude, NtkSap, ProsPr, Snip
 from prospr.lab.experiment import Data, Experiment, Training
-from prospr.lab.models.init import kaiming_
+from prospr.lab.models import initialise
 from prospr.lab.run import choose_device
 from prospr.lab.runs.making import Loader, Parts
 from prospr.lab.train import Run, train_together
 from prospr.registry import Method, find
 from prospr.scores.base import Problem, Score, Scores
 
-
-def start(model: nn.Module) -> None:
-    """The first weights of the lab's convolutional networks, drawn anew."""
-    for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-    kaiming_(model)
+start = partial(initialise, "resnet20")  # draws a convolutional network's first weights as the lab does
 
 
 @dataclass(frozen=True)

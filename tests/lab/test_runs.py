@@ -842,3 +842,14 @@ def test_the_last_checkpoint_holds_all_a_resumed_run_needs(unbroken):
     model = parts.network()
     Run(model, parts.batches(512), small().trained_by, unbroken.masks)
     assert {name.removeprefix("model.") for name in state if name.startswith("model.")} == set(model.state_dict())
+
+
+def test_ntk_sap_draws_weights_as_the_lab_does():
+    """PyTorch's own convolutions start from a narrow uniform distribution, the lab's from Kaiming's normal one."""
+    one = Experiment(method="ntk-sap")
+    model = making.network(one, 10, 1)
+    before = model.conv2.weight.std().item()
+    making.method_of(one).rule.score.init(model)
+    assert model.conv2.weight.std().item() == pytest.approx(before, rel=0.1)
+    model.conv2.reset_parameters()
+    assert model.conv2.weight.std().item() < 0.7 * before

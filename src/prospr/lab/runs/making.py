@@ -81,6 +81,8 @@ def method_of(experiment: Experiment) -> Method:
         raise SettingError(f"pruning.{name} is for ProsPr, and the method is {experiment.method!r}; leave it out")
     if changes:
         rule = replace(rule, score=replace(rule.score, **changes))
+    if isinstance(rule.score, prospr.NtkSap) and ":" not in experiment.network_name:  # it draws weights as we do
+        rule = replace(rule, score=replace(rule.score, init=partial(initialise, experiment.network_name)))
     if pruning.rounds is not None:
         rule = replace(rule, rounds=pruning.rounds)
     if pruning.redraw:
