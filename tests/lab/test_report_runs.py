@@ -285,7 +285,7 @@ def test_runs_are_compared_where_network_data_and_training_agree(tmp_path):
     for one in [base, *others]:
         fake_run(one, tmp_path / "runs")
     first, second = setups(gather([tmp_path / "runs"]).records)
-    assert sorted(set(first.labels)) == ["prospr", "prospr, steps 1", "snip"]
+    assert sorted(set(first.labels)) == ["prospr", "prospr (steps=1)", "snip"]
     assert len(second.records) == 1
     assert "width 8" in second.title
     walk = check(page_of([tmp_path / "runs"], tmp_path / "page.html"))

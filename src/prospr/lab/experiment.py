@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple
 from prospr.errors import SettingError
 from prospr.lab.recipes import Recipe, recipes
 
-__all__ = ["DENSE", "SCHEMA", "Data", "Experiment", "Pruning", "Training"]
+__all__ = ["CHECKS", "DENSE", "SCHEMA", "Data", "Experiment", "Pruning", "Training"]
 
 SCHEMA = 1  # of identities and of the files of a run; raise it when the same values come to mean another experiment
 DENSE = "dense"
 AUTO = "auto"
+CHECKS = ("shuffled", "redrawn", "inverted")
 
 
 class Usual(NamedTuple):
@@ -96,6 +97,8 @@ class Pruning:
     """ProsPr: exact meta-gradients, or without curvature."""
     same_batch: bool = False
     """ProsPr: all inner steps see one batch, as in the paper's table on the number of steps."""
+    check: Literal["shuffled", "redrawn", "inverted"] | None = None
+    """A sanity check of the method: its mask shuffled within layers, its mask on other weights, or its scores inverted."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,7 @@ class Experiment:
             pruned = f"{self.method} {100 * self.sparsity:g} %"
             pruned += f" by {how.granularity}" if how.granularity is not None else ""
             pruned += " shrunk" if how.shrink else ""
+            pruned += f" {how.check}" if how.check is not None else ""
         return f"{self.network_name}, {self.dataset}, {pruned}, seed {self.seed}"
 
     def differences(self) -> list[tuple[str, str]]:
@@ -361,6 +365,8 @@ def _check_values(e: Experiment) -> None:
     for name, value in positive.items():
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
             raise SettingError(f"{name}={value!r}: use a number above 0")
+    if pruning.check not in (None, *CHECKS):
+        raise SettingError(f"pruning.check={pruning.check!r} is not known; use {', '.join(CHECKS)}, or leave it out")
     if training.loss == "dice" and e.dataset not in SEGMENTED:
         raise SettingError(f"training.loss='dice' is for segmentation, and {e.dataset} is for classification")
     _ = e.trained_by  # the recipe checks its values itself

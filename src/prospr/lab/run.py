@@ -36,6 +36,7 @@ from prospr.lab.runs.files import BusyError, locked, sweep_up
 from prospr.lab.runs.folder import FOLDER, RunFolder, RunResult
 from prospr.lab.runs.loggers import Logger, MakeLogger
 from prospr.lab.runs.making import Loader, Parts, check, network
+from prospr.lab.runs.memory import Peak
 from prospr.lab.train import Engine, Epoch, Result, Run, trainer_for, uses_graph
 from prospr.masks import store
 
@@ -230,9 +231,10 @@ class _Work:
         self.notes: list[str] = []
         self.parts = Parts(experiment, self._loader(experiment), self._loader.device, self.options.workers)
         self.score_seconds = 0.0
+        self.memory: dict[str, int] = {}
         self.masks = None if experiment.method == DENSE else self._masks(progress)
         self.plan = self._plan() if self.masks is not None and experiment.pruning.shrink else None
-        model, masks = self.parts.network(), self.masks
+        model, masks = self.parts.start(), self.masks
         if masks is not None and self.plan is not None:
             model, masks = self.plan.shrink(model), self.plan.masks(masks)
         if masks is not None and masks.kept == masks.total:
@@ -258,15 +260,21 @@ class _Work:
                 if notes.get("checksum") != masks.digest():
                     raise MaskFileError("its checksum is another")
                 self.score_seconds = float(notes["seconds"])
+                self.memory |= {"score": int(notes["memory"])} if "memory" in notes else {}
                 return masks.to(self.parts.device)
             except (MaskFileError, KeyError, ValueError) as error:
                 self._note(f"{path.name}: {error}; scored again")
         if progress is not None:
             progress(0, self.experiment.trained_by.epochs, "scoring")
-        start = time.perf_counter()
-        masks = self.parts.score()
-        self.score_seconds = time.perf_counter() - start
+        start, peak = time.perf_counter(), Peak(self.parts.device)
+        scored = self.parts.score()
+        masks, self.score_seconds = scored.masks, time.perf_counter() - start
         notes = {"checksum": masks.digest(), "seconds": repr(self.score_seconds), "run": self.experiment.identity}
+        if peak.added is not None:
+            self.memory["score"] = peak.added
+            notes["memory"] = str(peak.added)
+        if self.experiment.pruning.check is None:
+            self.place.write_scores(scored.summary())  # before the masks: with them, nothing is scored again
         write(path, lambda temporary: masks.save(temporary, **notes))
         return masks
 
@@ -309,6 +317,7 @@ class _Work:
                     "train": result.seconds,
                     "last_session": time.perf_counter() - self._began,
                 },
+                "memory": self.memory,
                 "steps": self.run.steps * len(result.epochs),
                 "resumed_at": self.done,
                 "environment": environment(parts.device),
@@ -364,6 +373,7 @@ def _claim(place: RunFolder, held: ExitStack, wait: bool) -> bool:
 
 def _train(works: Sequence[_Work], options: Options, tell: Callable[[int, Sequence[Epoch]], None]) -> list[Result]:
     """Train what was prepared, side by side where there are several; they are all at the same epoch."""
+    peak = Peak(works[0].parts.device)
     trainer = trainer_for([work.run for work in works], options.engine, options.compile)
     states: list[dict[str, Tensor]] = [work.state for work in works if work.state is not None]
     if states:
@@ -385,7 +395,11 @@ def _train(works: Sequence[_Work], options: Options, tell: Callable[[int, Sequen
         tell(done, epochs)
 
     data, every = works[0].parts.data, works[0].experiment.training.evaluate_every
-    return trainer.train(data.test, data.validation, every, save, told, due)
+    results = trainer.train(data.test, data.validation, every, save, told, due)
+    if peak.total is not None:
+        for work in works:
+            work.memory |= {"train": peak.total, "together": len(works)}
+    return results
 
 
 def _run_group(

@@ -105,7 +105,7 @@ class Prune(Command):
             raise SettingError("method='dense' keeps everything; name a pruning method (`prospr methods`)")
         check(experiment)
         device = choose_device(self.device)
-        masks = Parts(experiment, Loader(device, self.root)(experiment), device, self.workers).score()
+        masks = Parts(experiment, Loader(device, self.root)(experiment), device, self.workers).score().masks
         notes = {"method": experiment.method, "sparsity": f"{experiment.sparsity:g}", "seed": str(experiment.seed)}
         masks.save(self.out, **notes, network=experiment.network_name, dataset=experiment.dataset)
         print(f"{experiment.label}\n\n{masks}\n\nwritten to {self.out}")

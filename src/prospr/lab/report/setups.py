@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from prospr.lab.results import DENSE, Row, methods_of, row_of
+from prospr.lab.results import DENSE, Row, method_name, methods_of, row_of
 from prospr.lab.runs.records import Record
 
 
@@ -72,12 +72,8 @@ def words(name: str, value: Any) -> str:
 def _setup(records: Sequence[Record]) -> Setup:
     pruned = [changed(record.experiment.pruning) for record in records if record.experiment.method != DENSE]
     common = {key: v for key, v in pruned[0].items() if all(key in o and o[key] == v for o in pruned)} if pruned else {}
-    labels = []
-    for record in records:
-        own = {k: v for k, v in changed(record.experiment.pruning).items() if k not in common}
-        dense = record.experiment.method == DENSE
-        labels.append(DENSE if dense else ", ".join([record.experiment.method, *(words(k, v) for k, v in own.items())]))
-    return Setup(records, labels, common)
+    common.pop("check", None)
+    return Setup(records, [method_name(record.experiment, common) for record in records], common)
 
 
 def _order(record: Record) -> tuple[Any, ...]:

@@ -13,17 +13,20 @@ import torch
 from torch import Tensor, nn
 
 import prospr
-from prospr.errors import SettingError
+from prospr.errors import CollapseError, SettingError
 from prospr.lab.data import Batches, CropFlip, Dataset, Files, Split, Stream, datasets, load
 from prospr.lab.experiment import DENSE, Experiment, Pruning
 from prospr.lab.models import build, networks
 from prospr.lab.models.packages import from_package
 from prospr.lab.progress import Report
+from prospr.lab.runs.scores import Inverted, Watched
 from prospr.lab.tasks import Task, classification, segmentation
 from prospr.masks.patterns import Granularity, parse
 from prospr.registry import Method, find
 
-__all__ = ["Loader", "Parts", "check", "method_of", "network"]
+__all__ = ["Loader", "Parts", "Scored", "check", "method_of", "network"]
+
+OTHER_WEIGHTS = 1_000_003  # added to a seed: that of redrawn weights
 
 
 def check(experiment: Experiment) -> None:
@@ -73,7 +76,18 @@ def method_of(experiment: Experiment) -> Method:
         rule = replace(rule, score=replace(rule.score, **changes))
     if pruning.rounds is not None:
         rule = replace(rule, rounds=pruning.rounds)
+    if pruning.check == "inverted":
+        if rule.rounds > 1:
+            raise SettingError(
+                f"pruning.check='inverted': {experiment.method!r} scores anew in each of its {rule.rounds} rounds, so it "
+                "has no one score to invert; use 'shuffled' or 'redrawn'"
+            )
+        rule = replace(rule, score=Inverted(rule.score))
     granularity = method.granularity if pruning.granularity is None else _granularity(pruning.granularity)
+    if pruning.check == "shuffled" and granularity != "weight":
+        raise SettingError(
+            f"pruning.check='shuffled' moves single weights, and {granularity} go whole; use 'redrawn' or 'inverted'"
+        )
     if granularity == "channel":
         if pruning.scope == "erk":
             raise SettingError("pruning.scope='erk' is for single weights; for channels use 'global' or 'layer'")
@@ -142,8 +156,17 @@ class Parts:
         return train.inputs(0, 1)
 
     def network(self) -> nn.Module:
-        """The network with its first weights, the same every time."""
-        return network(self.experiment, self.data.num_classes, self.example.shape[1]).to(self.device)
+        """The network with its first weights, the same every time: what is scored."""
+        return self._network(self.experiment)
+
+    def start(self) -> nn.Module:
+        """The network as its training begins: that, or with other weights where the sanity check says so."""
+        one = self.experiment
+        redrawn = one.method != DENSE and one.pruning.check == "redrawn"
+        return self._network(replace(one, seed=one.seed + OTHER_WEIGHTS) if redrawn else one)
+
+    def _network(self, experiment: Experiment) -> nn.Module:
+        return network(experiment, self.data.num_classes, self.example.shape[1]).to(self.device)
 
     def batches(self, batch_size: int) -> Batches | Stream:
         """Augmented batches of the training images."""
@@ -154,16 +177,17 @@ class Parts:
         assert isinstance(train, Split)
         return train.batches(batch_size, seed, CropFlip(pad, flip) if pad or flip else None)
 
-    def score(self) -> prospr.Masks:
-        """What the method keeps."""
+    def score(self) -> Scored:
+        """What the method keeps, and the scores it went by."""
         experiment, pruning = self.experiment, self.experiment.pruning
         method = method_of(experiment)
+        watched = Watched(method.rule.score)
         model = self.network()
-        return prospr.prune(
+        masks = prospr.prune(
             model,
             self.batches(pruning.score_batch_size),
             experiment.sparsity,
-            method=method,
+            method=replace(method, score=replace(method.rule, score=watched)),
             loss=self.task.loss,
             keep_per_layer=pruning.keep_per_layer,
             budget=pruning.budget,
@@ -172,6 +196,26 @@ class Parts:
             example=self.example,
             seed=experiment.seed,
         )
+        return Scored(self._shuffled(masks) if pruning.check == "shuffled" else masks, watched)
+
+    def _shuffled(self, masks: prospr.Masks) -> prospr.Masks:
+        """The sanity check's masks; an error where they cut the network, as with the method's own."""
+        moved = prospr.sanity.shuffle(masks, self.experiment.seed)
+        if prospr.inspect(self.network(), moved, self.example).connected is False:
+            raise CollapseError("no path is left from the network's input to its output; lower the sparsity")
+        return moved
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Masks, and the scores they were chosen by."""
+
+    masks: prospr.Masks
+    _watched: Watched
+
+    def summary(self) -> dict[str, Any]:
+        """Counts of the scores that were kept and removed; see `prospr.lab.runs.scores`."""
+        return self._watched.summary(self.masks)
 
 
 def network(experiment: Experiment, num_classes: int, in_channels: int) -> nn.Module:
