@@ -14,12 +14,12 @@ from prospr.lab.runs.records import Record
 class Setup:
     """Runs that differ in method, sparsity and seed only: the same network, data and training.
 
-    labels: the name of each record's method here, with the settings of pruning in which the runs differ.
+    names: of each record's method, with the settings of pruning in which the runs differ.
     common: the settings of pruning in which they agree and are not as by default.
     """
 
     records: Sequence[Record]
-    labels: Sequence[str]
+    names: Sequence[str]
     common: Mapping[str, Any]
 
     @property
@@ -32,15 +32,33 @@ class Setup:
         return f"{one.network_name}{settings} on {one.dataset}, {epochs}{more}"
 
     @property
+    def labels(self) -> list[str]:
+        """What each record is called: its method, and the sanity check that it is."""
+        checks = [None if r.experiment.method == DENSE else r.experiment.pruning.check for r in self.records]
+        return [f"{name}, {check}" if check else name for name, check in zip(self.names, checks, strict=True)]
+
+    @property
     def methods(self) -> list[str]:
-        """The methods in the order of the rows, which gives them their colours; those with no run that ended last."""
+        """The methods in the order of the rows, which gives them their colours; then those with no run that ended, and
+        sanity checks."""
         return list(dict.fromkeys([*methods_of(self.rows), *(label for label in self.labels if label != DENSE)]))
 
     @property
     def rows(self) -> list[Row]:
         """The runs that ended, well or not, as rows of a comparison."""
-        pairs = zip(self.records, self.labels, strict=True)
-        return [row_of(record, label) for record, label in pairs if record.state != "unfinished"]
+        pairs = zip(self.records, self.names, strict=True)
+        return [row_of(record, name) for record, name in pairs if record.state != "unfinished"]
+
+    def one_place(self, file: str) -> list[tuple[str, Record]]:
+        """(method, run) at one sparsity and with one seed, of runs that have this file: where most methods have one; of
+        several such places the highest sparsity, then the first seed. Sanity checks are left out."""
+        places: dict[tuple[float, int], dict[str, Record]] = {}
+        for record, name in zip(self.records, self.names, strict=True):
+            one = record.experiment
+            if one.method != DENSE and one.pruning.check is None and (record.folder / file).is_file():
+                places.setdefault((float(one.sparsity), one.seed), {})[name] = record
+        best = max(places, key=lambda place: (len(places[place]), place[0], -place[1]), default=None)
+        return [] if best is None else list(places[best].items())
 
 
 def setups(records: Sequence[Record]) -> list[Setup]:
