@@ -98,7 +98,7 @@ class Pruning:
     same_batch: bool = False
     """ProsPr: all inner steps see one batch, as in the paper's table on the number of steps."""
     check: Literal["shuffled", "redrawn", "inverted"] | None = None
-    """A sanity check of the method: its mask shuffled within layers, its mask on other weights, or its scores inverted."""
+    """A sanity check of the method: its mask shuffled within layers, its mask on other weights, its scores inverted."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,18 @@ from prospr.lab.recipes import recipes
 from prospr.lab.runs.folder import FOLDER, RunFolder
 from prospr.lab.stats import Summary, summarise
 
-__all__ = ["BENCHMARK", "PAPER", "SEEDS", "Cell", "PaperRow", "PaperTable", "Published", "compare", "published", "tables"]
+__all__ = [
+    "BENCHMARK",
+    "PAPER",
+    "SEEDS",
+    "Cell",
+    "PaperRow",
+    "PaperTable",
+    "Published",
+    "compare",
+    "published",
+    "tables",
+]
 
 PAPER, BENCHMARK = "paper", "missing-the-mark"
 SEEDS = (0, 1, 2)

@@ -50,8 +50,8 @@ def cost_note(setup: Setup) -> str:
     if not any(record.memory for record in setup.records):
         return f"{told} Memory is measured on a GPU only."
     return (
-        f"{told} Memory is the GPU's at its peak: what scoring added; and all that the process held while it trained, its "
-        "data and the runs trained side by side included."
+        f"{told} Memory is the GPU's at its peak: what scoring added, and all that the process held while it trained, "
+        "its data and the runs trained side by side included."
     )
 
 

@@ -16,7 +16,7 @@ from prospr.lab.report.tables import table
 from prospr.lab.report.words import NONE, percent, sparsity
 from prospr.lab.runs.files import read_json
 
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 400.0, 220.0, 40.0, 40.0, 12.0, 44.0
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 400.0, 224.0, 40.0, 48.0, 12.0, 44.0
 FILE = "scores.json"
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -125,8 +125,9 @@ def histogram_section(found: Found, methods: Sequence[str], prefix: str = "") ->
     panels = [_panel(one, methods.index(one.method), f"{prefix}scores-{i}") for i, one in enumerate(found.histograms)]
     caption = (
         f"At {sparsity(found.sparsity)} sparsity with seed {found.seed}: how many weights have which score, on a "
-        "logarithmic scale. Grey is removed, coloured is kept; the dashed line is the threshold, where there is one for "
-        "the whole network. A method that works in rounds is shown in its last, with what was left by then."
+        "logarithmic scale; the first bar stands for all smaller ones too. Grey is removed, coloured is kept; the "
+        "dashed line is the threshold, where there is one for the whole network. A method that works in rounds is shown "
+        "in its last, with what was left by then."
     )
     figure = tag("figure", tag("div", *panels, class_="panels"), tag("figcaption", caption))
     missing = [tag("p", f"{method}: {why}.", class_="note") for method, why in found.unread.items()]

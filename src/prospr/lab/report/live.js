@@ -32,16 +32,17 @@
       if (one.matches("input[type=checkbox]")) one.checked = was.checked;
       else if (one.matches("input")) one.value = was.value;
       if (one.matches("details")) one.open = was.open;
+    }
+  };
+  const settle = (before) => {  /* what only works on elements that are shown */
+    for (const [name, one] of named()) {
+      const was = before.get(name);
+      if (was === undefined) continue;
+      if (one.matches(".scroll")) { one.scrollLeft = was.left; one.scrollTop = was.top; }
       if (was.focused) {
         one.focus({ preventScroll: true });
         if (was.cursor !== null) one.setSelectionRange(was.cursor, was.cursor);
       }
-    }
-  };
-  const scroll = (before) => {
-    for (const [name, one] of named()) {
-      const was = before.get(name);
-      if (was !== undefined && one.matches(".scroll")) { one.scrollLeft = was.left; one.scrollTop = was.top; }
     }
   };
 
@@ -68,7 +69,7 @@
     stamp = page.documentElement.dataset.live;
     restore(before);
     dispatchEvent(new Event("renewed"));
-    scroll(before);
+    settle(before);
     back(place);
   };
 

@@ -16,7 +16,7 @@ from prospr.lab.report.words import NONE, percent, points, sparsity
 from prospr.lab.results import DENSE, Row, accuracy, cell
 
 NEAR = math.log(1.3)
-"""How far beyond our sparsities, in the logarithm of the density, the paper's curve is still drawn: one of its steps."""
+"""How far beyond our sparsities, in the logarithm of the density, the paper's curve is drawn: one of its steps."""
 SAME = 6e-4  # of sparsities; the paper prints three digits
 
 
@@ -59,7 +59,9 @@ def behind(setup: Setup) -> Behind:
         if name in curves or found is None:
             continue
         scale = FIGURES[found.rows[0].metric][1]
-        every = [Point(row.sparsity, row.mean / scale, None if row.sd is None else row.sd / scale) for row in found.rows]
+        every = [
+            Point(row.sparsity, row.mean / scale, None if row.sd is None else row.sd / scale) for row in found.rows
+        ]
         here = every if name == DENSE else [point for point in every if _near(point.sparsity, ours)]
         if here:
             curves[name] = here
@@ -94,7 +96,9 @@ def paper_note(found: Behind) -> Markup:
             told.append(f"Ours are trained by the recipe the paper gives ({of.recipe}, {theirs.epochs} epochs).")
         elif theirs is not None:
             ours = f"{one.trained_by.epochs} epochs by {one.recipe_name}"
-            told.append(f"The recipes differ: ours are trained for {ours}, the paper's for {theirs.epochs} by {of.recipe}.")
+            told.append(
+                f"The recipes differ: ours are trained for {ours}, the paper's for {theirs.epochs} by {of.recipe}."
+            )
         told += of.differs
     return tag("p", " ".join(dict.fromkeys(told)), class_="note paper")
 
@@ -102,7 +106,7 @@ def paper_note(found: Behind) -> Markup:
 def _near(share: float, ours: Sequence[float]) -> bool:
     """Whether a sparsity is within ours, or at most a step of the paper's beyond."""
     at, low, high = (math.log(1 - one) for one in (share, max(ours), min(ours)))
-    return 0 < share and low - NEAR <= at <= high + NEAR
+    return share > 0 and low - NEAR <= at <= high + NEAR
 
 
 def _same(rows: Sequence[Row], method: str, share: float) -> list[Row]:

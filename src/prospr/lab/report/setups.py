@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from prospr.lab.experiment import CHECKS
 from prospr.lab.results import DENSE, Row, method_name, methods_of, row_of
 from prospr.lab.runs.records import Record
 
@@ -63,7 +64,7 @@ class Setup:
 
 def setups(records: Sequence[Record]) -> list[Setup]:
     """The records that can be compared with each other, most first; of each setup the dense ones first, then by method,
-    sparsity and seed."""
+    sparsity and seed, and sanity checks last."""
     groups: dict[str, list[Record]] = {}
     for record in sorted(records, key=_order):
         key = replace(record.experiment, method=DENSE, seed=0).identity  # a dense run has no settings of pruning
@@ -96,4 +97,6 @@ def _setup(records: Sequence[Record]) -> Setup:
 
 def _order(record: Record) -> tuple[Any, ...]:
     one = record.experiment
-    return (one.dataset, one.network_name, one.method != DENSE, one.method, str(one.pruning), one.sparsity, one.seed)
+    check = -1 if one.method == DENSE or one.pruning.check is None else CHECKS.index(one.pruning.check)
+    place = (one.dataset, one.network_name, one.method != DENSE)
+    return (*place, check >= 0, one.method, str(replace(one.pruning, check=None)), one.sparsity, check, one.seed)

@@ -79,8 +79,8 @@ def method_of(experiment: Experiment) -> Method:
     if pruning.check == "inverted":
         if rule.rounds > 1:
             raise SettingError(
-                f"pruning.check='inverted': {experiment.method!r} scores anew in each of its {rule.rounds} rounds, so it "
-                "has no one score to invert; use 'shuffled' or 'redrawn'"
+                f"pruning.check='inverted': {experiment.method!r} scores anew in each of its {rule.rounds} rounds, so "
+                "it has no one score to invert; use 'shuffled' or 'redrawn'"
             )
         rule = replace(rule, score=Inverted(rule.score))
     granularity = method.granularity if pruning.granularity is None else _granularity(pruning.granularity)

@@ -6,6 +6,7 @@ which score were kept and removed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +21,9 @@ from prospr.scores.base import Problem, Score, Scores
 __all__ = ["BINS", "Inverted", "Watched", "summarise_scores"]
 
 BINS = 48
-DECADES = 12
-"""Scores further below the largest are counted in the first bin."""
+TAIL = 0.002
+"""The share of the scores, the nearest to zero, that are counted in the first bin whatever they are: they can lie ten
+powers of ten below the rest."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def summarise_scores(
 ) -> dict[str, Any]:
     """Counts of the scores of what was `left` to choose from, as plain values.
 
-    edges: powers of ten of |score|, equally far apart.
+    edges: powers of ten of |score|, equally far apart; the smallest score kept is one, so that no bin has both sides of
+        a threshold. Smaller scores than the first are in the first bin.
     layers: {name: {"kept": counts, "removed": counts, "zeros": [kept, removed]}}, and of scores below zero the same
         under "negative", in the same bins of |score|.
     smallest_kept, largest_removed: None where there is none.
@@ -86,17 +89,15 @@ def summarise_scores(
 
     >>> scores, everything = {"w": torch.tensor([0.0, 0.01, 0.1, 1.0])}, {"w": torch.ones(4, dtype=torch.bool)}
     >>> told = summarise_scores(scores, {"w": scores["w"] > 0.05}, everything)
-    >>> told["edges"][0], told["edges"][-1], sum(told["layers"]["w"]["removed"]), told["layers"]["w"]["zeros"]
-    (-2.0, 0.0, 1, [0, 1])
+    >>> told["smallest_kept"], told["largest_removed"], sum(told["layers"]["w"]["kept"]), told["layers"]["w"]["zeros"]
+    (0.1, 0.01, 2, [0, 1])
     """
     flat = {name: s.detach().flatten().double().cpu() for name, s in scores.items()}
     stays = {name: kept[name].flatten().cpu() for name in scores}
     here = {name: left[name].flatten().cpu() for name in scores}
-    sizes = torch.cat([s[here[name]].abs() for name, s in flat.items()])
-    sizes = sizes[sizes > 0]
-    high = sizes.max().log10().item() if sizes.numel() else 0.0
-    low = max(sizes.min().log10().item(), high - DECADES) if sizes.numel() else -1.0
-    edges = torch.linspace(low, high if high > low else low + 1, BINS + 1, dtype=torch.float64)
+    chosen = {name: s[here[name]] for name, s in flat.items()}
+    cut = threshold(chosen, {name: stays[name][here[name]] for name in flat})
+    edges = _edges(torch.cat(list(chosen.values())).abs(), abs(cut.smallest_kept))
     layers: dict[str, Any] = {}
     for name, s in flat.items():
         parts = {"kept": s[here[name] & stays[name]], "removed": s[here[name] & ~stays[name]]}
@@ -105,8 +106,6 @@ def summarise_scores(
         if any(bool((values < 0).any()) for values in parts.values()):
             told["negative"] = {part: _counts(-values[values < 0], edges) for part, values in parts.items()}
         layers[name] = told
-    chosen = {name: s[here[name]] for name, s in flat.items()}
-    cut = threshold(chosen, {name: stays[name][here[name]] for name in flat})
     removed = any(bool((here[name] & ~stays[name]).any()) for name in flat)
     return {
         "edges": [round(edge, 6) for edge in edges.tolist()],
@@ -117,6 +116,19 @@ def summarise_scores(
     }
 
 
+def _edges(sizes: Tensor, cut: float) -> Tensor:
+    """Edges of bins for these sizes, `cut` among them."""
+    sizes = sizes[sizes > 0]
+    if not sizes.numel():
+        return torch.linspace(-1, 0, BINS + 1, dtype=torch.float64)
+    high = sizes.max().log10().item()
+    low = sizes.kthvalue(1 + int(TAIL * sizes.numel())).values.log10().item()
+    width = (high - low) / BINS if high > low else 1 / BINS
+    start = low if not cut else math.log10(cut) - width * math.ceil((math.log10(cut) - low) / width - 1e-9)
+    count = max(1, math.ceil((high - start) / width - 1e-9))
+    return start + width * torch.arange(count + 1, dtype=torch.float64)
+
+
 def _counts(sizes: Tensor, edges: Tensor) -> list[int]:
-    bins = torch.bucketize(sizes.log10(), edges[1:-1].contiguous(), right=True)
-    return torch.bincount(bins, minlength=BINS).tolist()
+    bins = torch.bucketize(sizes.log10(), edges[1:-1].contiguous() - 1e-12, right=True)
+    return torch.bincount(bins, minlength=len(edges) - 1).tolist()
