@@ -264,8 +264,8 @@ def test_histograms_have_a_panel_a_method(runs):
     rows = {row[0]: row for row in Walk(section).rows}
     for label, record in setup.one_place("masks.safetensors"):
         masks = prospr.Masks.load(record.folder / "masks.safetensors")
-        assert rows[label][3] == f"{masks.kept:,} of {masks.total:,}"
-        assert rows[label][6] == "yes"
+        assert rows[label][1] == f"{masks.kept:,} of {masks.total:,} weights"
+        assert rows[label][4] == "yes"
     for one in found.histograms:  # removed around 0.01, kept around 1
         assert 0.004 < one.largest_removed < 0.02
         assert 0.4 < one.smallest_kept < 2

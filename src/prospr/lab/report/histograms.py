@@ -126,8 +126,8 @@ def histogram_section(found: Found, methods: Sequence[str], prefix: str = "") ->
     caption = (
         f"At {sparsity(found.sparsity)} sparsity with seed {found.seed}: how many weights have which score, on a "
         "logarithmic scale; the first bar stands for all smaller ones too. Grey is removed, coloured is kept; the "
-        "dashed line is the threshold, where there is one for the whole network. A method that works in rounds is shown "
-        "in its last, with what was left by then."
+        "dashed line is the threshold, where there is one for the whole network. A method that works in rounds is "
+        "shown in its last, with what was left by then."
     )
     figure = tag("figure", tag("div", *panels, class_="panels"), tag("figcaption", caption))
     missing = [tag("p", f"{method}: {why}.", class_="note") for method, why in found.unread.items()]
@@ -204,26 +204,33 @@ def _bar(x: float, width: float, low: float, high: float) -> str:
 def _cut(one: Histogram) -> str:
     if one.largest_removed is None:
         return "nothing removed"
-    return f"kept from {one.smallest_kept:.2e}" if one.clean else "no one threshold"
+    return f"kept from {_number(one.smallest_kept)}" if one.clean else "no one threshold"
 
 
 def _table(found: Found, methods: Sequence[str]) -> Markup:
+    rounds, zeros = any(one.rounds > 1 for one in found.histograms), any(any(one.zeros) for one in found.histograms)
     body = []
     for one in found.histograms:
-        removed = NONE if one.largest_removed is None else f"{one.largest_removed:.3e}"
-        cells = [
-            one.unit,
-            str(one.rounds),
-            f"{sum(one.kept) + one.zeros[0]:,} of {one.total:,}",
-            removed,
-            f"{one.smallest_kept:.3e}",
-            "yes" if one.clean else "no",
-            percent(one.close),
-            f"{sum(one.zeros):,}",
-        ]
+        cells = [f"{sum(one.kept) + one.zeros[0]:,} of {one.total:,} {one.unit}"]
+        cells += [NONE if one.largest_removed is None else _number(one.largest_removed), _number(one.smallest_kept)]
+        cells += ["yes" if one.clean else "no", percent(one.close)]
+        cells += [str(one.rounds)] if rounds else []
+        cells += [f"{sum(one.zeros):,}"] if zeros else []
         name = tag("th", swatch(methods.index(one.method)), one.method, scope="row")
-        body.append(tag("tr", name, *(tag("td", text.replace("-", "\N{MINUS SIGN}")) for text in cells)))
-    head = ["method", "scored", "rounds", "kept", "largest removed", "smallest kept", "one threshold", "close, %",
-            "exactly zero"]  # fmt: skip
+        body.append(tag("tr", name, *(tag("td", text) for text in cells)))
+    head = ["method", "kept", "largest removed", "smallest kept", "one threshold", "close, %"]
+    head += ["rounds"] if rounds else []
+    head += ["exactly zero"] if zeros else []
     caption = "The scores beside the threshold; close is the share of the kept within one per cent of the smallest kept"
     return table(caption, head, {"": body}, "numbers")
+
+
+def _number(value: float) -> str:
+    """
+    >>> _number(-0.0002149)
+    '−2.149 · 10⁻⁴'
+    """
+    if not value:
+        return "0"
+    digits, _, exponent = f"{value:.3e}".partition("e")
+    return f"{digits} \N{MIDDLE DOT} {power(int(exponent))}".replace("-", "\N{MINUS SIGN}")

@@ -50,7 +50,7 @@ def report_runs(
     ...     results = run_many([Experiment(method=m, training=short) for m in ("dense", "snip")], folder)
     ...     page = report_runs([folder], Path(folder) / "report.html").read_text(encoding="utf-8")
     >>> page.count("<h2"), "snip" in page
-    (6, True)
+    (7, True)
     """
     return save(runs_page(gather(runs), baseline, title or TITLE, command), Path(path))
 

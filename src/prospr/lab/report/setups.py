@@ -29,7 +29,7 @@ class Setup:
         settings = "".join(f", {key} {value}" for key, value in one.settings.items())
         changes = {**changed(one.data), **{k: v for k, v in changed(one.training).items() if k != "epochs"}}
         more = "".join(f", {words(key, value)}" for key, value in {**changes, **self.common}.items())
-        epochs = f"{one.trained_by.epochs} epochs by {one.recipe_name}"
+        epochs = f"{one.trained_by.epochs} epochs, recipe {one.recipe_name}"
         return f"{one.network_name}{settings} on {one.dataset}, {epochs}{more}"
 
     @property

@@ -87,10 +87,10 @@ def summarise_scores(
     smallest_kept, largest_removed: None where there is none.
     close: of what is kept, the share within one percent of the smallest kept.
 
-    >>> scores, everything = {"w": torch.tensor([0.0, 0.01, 0.1, 1.0])}, {"w": torch.ones(4, dtype=torch.bool)}
-    >>> told = summarise_scores(scores, {"w": scores["w"] > 0.05}, everything)
+    >>> scores, everything = {"w": torch.tensor([0.0, 0.25, 1.0, 4.0])}, {"w": torch.ones(4, dtype=torch.bool)}
+    >>> told = summarise_scores(scores, {"w": scores["w"] > 0.5}, everything)
     >>> told["smallest_kept"], told["largest_removed"], sum(told["layers"]["w"]["kept"]), told["layers"]["w"]["zeros"]
-    (0.1, 0.01, 2, [0, 1])
+    (1.0, 0.25, 2, [0, 1])
     """
     flat = {name: s.detach().flatten().double().cpu() for name, s in scores.items()}
     stays = {name: kept[name].flatten().cpu() for name in scores}
