@@ -47,9 +47,11 @@ class Watched(Score):
     _seen: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def score(self, problem: Problem) -> Scores:
+        self._seen.pop("scores", None)  # so that no two rounds' are held at once
         return self._remember(self.of.score(problem), problem, None)
 
     def score_groups(self, problem: Problem, total: Callable[[Scores], Scores]) -> Scores:
+        self._seen.pop("scores", None)
         return self._remember(self.of.score_groups(problem, total), problem, total)
 
     def _remember(self, scores: Scores, problem: Problem, total: Callable[[Scores], Scores] | None) -> Scores:
