@@ -14,6 +14,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import torch  # noqa: F401  masks need it: now, and not while the first page is made, which would seem slow to make
+
 from prospr.errors import FolderError, PruningError
 from prospr.lab.report.markup import tag
 from prospr.lab.report.page import document
@@ -24,7 +26,7 @@ __all__ = ["LivePage", "make_server"]
 
 HOST, PORT = "127.0.0.1", 8000
 EVERY = 2.0  # seconds: folders are not looked at more often
-SHARE = 0.1  # of one core, which making pages may take
+SHARE = 0.2  # of one core, which making pages may take
 FILES = ("experiment.json", "metrics.jsonl", "result.json", "error.json", "scores.json", "masks.safetensors")
 
 
