@@ -158,6 +158,16 @@ def test_an_unknown_baseline_is_refused(rows):
         page_of(rows, "magnitude")
 
 
+def test_intervals_are_drawn_to_the_scale_of_their_sparsity():
+    spread = {0.8: 0.01, 0.95: 0.2}
+    rows = [Row("a", share, seed, 0.5 + seed * wide) for share, wide in spread.items() for seed in range(3)]
+    rows += [Row("b", share, seed, 0.5) for share in spread for seed in range(3)]
+    rows += [Row("c", share, 0, 0.6) for share in spread]  # one seed: no interval, and no scale either
+    whiskers = re.findall(r'<line x1="([\d.]+)" y1="8" x2="([\d.]+)" y2="8" class="range">', page_of(rows, "b"))
+    assert len(whiskers) == 2
+    assert [float(high) for _, high in whiskers] == pytest.approx([116, 116])
+
+
 def test_sanity_checks_are_told_apart_from_their_method(rows):
     shuffled = [Row("prospr", 0.95, seed, 0.5 + seed / 100, check="shuffled") for seed in range(3)]
     checker = Checker()

@@ -99,8 +99,8 @@ def _differences_note(baseline: str) -> Markup:
     return tag(
         "p",
         f"For one seed all methods start from the same weights and see the same batches, so differences to {baseline} "
-        "are taken seed by seed. Intervals are Student's t, one comparison at a time; a filled dot marks one that "
-        "excludes zero.",
+        "are taken seed by seed. Intervals are Student's t, one comparison at a time; they are drawn "
+        "to one scale within a sparsity, and a filled dot marks one that excludes zero.",
         class_="note",
     )
 

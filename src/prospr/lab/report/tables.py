@@ -34,15 +34,17 @@ def accuracy_table(rows: Sequence[Row], baseline: str) -> Markup:
         for method in methods_of(rows)
         if method != baseline
     }
-    edges = [abs(edge) for versus in differences.values() for edge in (versus.low, versus.high)]
-    reach = max((edge for edge in edges if edge > 0), default=1.0)
+    reach = {
+        share: _reach([versus for (_, at), versus in differences.items() if at == share])
+        for share in sparsities_of(rows)
+    }
     groups = {
         _heading(share): [
             tag(
                 "tr",
                 tag("th", swatch(index), method, scope="row"),
                 *_spread(cell(rows, method, share)),
-                *_difference(differences.get((method, share)), reach),
+                *_difference(differences.get((method, share)), reach[share]),
             )
             for index, method in enumerate(methods_of(rows))
         ]
@@ -118,8 +120,14 @@ def _difference(versus: Summary | None, reach: float) -> list[Markup]:
     ]
 
 
+def _reach(differences: Sequence[Summary]) -> float:
+    """How far from zero any of these intervals goes; those of one seed have none."""
+    edges = [abs(edge) for versus in differences for edge in (versus.low, versus.high)]
+    return max((edge for edge in edges if edge > 0), default=1.0)
+
+
 def _whisker(versus: Summary, reach: float) -> Markup | str:
-    """The interval as a line beside zero, on one scale for the whole table."""
+    """The interval as a line beside zero, on one scale for all methods of a sparsity."""
     if math.isnan(versus.low):
         return NONE
     low, mean, high = (60 + 56 * value / reach for value in (versus.low, versus.mean, versus.high))
