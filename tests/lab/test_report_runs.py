@@ -483,6 +483,7 @@ def test_the_baseline_is_random_or_as_asked(runs, tmp_path):
         Experiment(dataset="cifar10", settings={"width": 8, "shortcut": "B"}, method="force", sparsity=0.98),
         Experiment(data=Data(validation=0.1, pad=2, flip=False), pruning=Pruning(steps=1, inner_lr="auto")),
         Experiment(pruning=Pruning(granularity="channel", shrink=True, per_flop=True, budget="flops", round_to=8)),
+        Experiment(method="snip", pruning=Pruning(check="shuffled")),
         Experiment(training=Training(epochs=9, drops=(3, 7), nesterov=True, channels_last=False, lr=0.05)),
         Experiment(dataset="folder", data=Data(images="some images/here", size=64), recipe="prospr-cifar"),
     ],

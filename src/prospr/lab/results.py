@@ -1,4 +1,4 @@
-"""The rows a comparison or folders of runs give, and what is asked of them: cells, paired differences, a CSV file.
+"""The rows that folders of runs give, and what is asked of them: cells, paired differences, a CSV file.
 
 Nothing here imports torch.
 """

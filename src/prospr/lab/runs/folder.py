@@ -123,11 +123,8 @@ class RunFolder:
         write_json(self._experiment, {**content, "experiment": experiment.to_dict(), "recipe": recipe})
 
     def write_scores(self, content: Mapping[str, Any]) -> None:
+        """What `prospr.lab.runs.scores` counted."""
         write_json(self._scores, {"schema": SCHEMA, "identity": self.experiment.identity, **content})
-
-    def scores(self) -> dict[str, Any] | None:
-        """What `write_scores` wrote; None where there is none."""
-        return read_json(self._scores) if self._scores.exists() else None
 
     def write_metrics(self, epochs: Sequence[Any]) -> None:
         """All epochs so far, so that the file never has more than the training."""
