@@ -8,6 +8,7 @@ import prospr
 from prospr.lab.experiment import DENSE, Experiment, Training
 from prospr.lab.runs.environment import environment, now
 from prospr.lab.runs.folder import RunFolder
+from prospr.lab.runs.scores import summarise_scores
 from prospr.lab.train import Epoch
 
 SHAPES = {"conv1.weight": (8, 3, 3, 3), "layer1.0.conv1.weight": (8, 8, 3, 3), "fc.weight": (10, 8)}
@@ -27,6 +28,8 @@ def fake_run(experiment, folder, state="done", mask=True):
     place.write_metrics([_epoch(i, epochs, top, *noise[i].tolist()) for i in range(epochs)])
     masks = None if dense else fake_masks(experiment, draw)
     if masks is not None and mask:
+        if experiment.pruning.check is None:
+            place.write_scores({"unit": "weights", "rounds": 1, **fake_scores(masks, draw)})
         masks.save(place.masks)
     if state == "done":
         place.finish(_content(experiment, top + float(noise[-1, 0]), masks))
@@ -49,6 +52,14 @@ def fake_masks(experiment, draw):
     if experiment.method in ("prospr", "snip"):
         masks["conv1.weight"] = torch.arange(216).reshape(8, 3, 3, 3) < 100
     return prospr.Masks(masks)
+
+
+def fake_scores(masks, draw):
+    """The summary of scores that lie around 0.01 where a weight is removed and around 1 where it is kept."""
+    scores = {
+        name: (1.0 * kept + 0.01) * (0.5 + torch.rand(kept.shape, generator=draw)) for name, kept in masks.items()
+    }
+    return summarise_scores(scores, masks, {name: torch.ones_like(kept) for name, kept in masks.items()})
 
 
 def grid(methods=METHODS, sparsities=(0.9, 0.98), seeds=(0, 1, 2), **changes):
@@ -90,6 +101,7 @@ def _content(experiment, figure, masks):
         "figures": {"loss": 0.3, "accuracy": figure},
         "sizes": sizes,
         "seconds": {"score": 2.5, "train": 300.0, "last_session": 310.0},
+        "memory": {},
         "steps": 39200,
         "environment": here(),
         "notes": [],

@@ -32,20 +32,28 @@ def test_help_does_not_import_torch():
 def test_the_demo_writes_its_page_and_table_and_prints_the_comparison(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "METHODS", ("snip", "random"))
     monkeypatch.setattr(demo, "SPARSITIES", (0.9,))
-    assert demo.main(["--quick", "--seeds", "1", "--out", str(tmp_path / "demo")]) == 0
+    words = ["--quick", "--seeds", "1", "--out", str(tmp_path / "demo")]
+    assert demo.main(words) == 0
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     table = (tmp_path / "demo" / "results.csv").read_text(encoding="utf-8").splitlines()
     assert len(table) == 1 + 3 + 3  # a heading; dense and two methods; three sanity checks of the first
     assert "python -m prospr.lab.demo --out" in page
-    assert "small_convnet, 16,794 parameters" in page
+    assert "small_convnet on digits, 2 epochs" in page
+    assert "6 runs: 5 done, 1 failed." in page  # upside down, the mask cuts the network
     printed = capsys.readouterr().out
-    assert "[3/6] snip, shuffled, 90 % seed 0: " in printed
-    assert "[6/6] random 90 % seed 0: " in printed
+    assert "[6/6] small_convnet, digits, snip 90 % inverted, seed 0: " in printed
     assert "Sanity checks" in page
+    assert "The scores behind the masks" in page
     assert str(tmp_path / "demo" / "report.html") in printed
-    accuracy = 100 * float(table[2].split(",")[4])
+    lines = [line.split(",") for line in table]
+    accuracy = 100 * float(next(line for line in lines if line[:2] == ["snip", ""])[4])
     assert f"{accuracy:.1f}" in page
     assert f"{accuracy:.1f}" in printed
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo" / "runs").glob("*/result.json")}
+    assert len(before) == 5
+    assert demo.main(words) == 0  # all of it is done
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert (tmp_path / "demo" / "results.csv").read_text(encoding="utf-8").splitlines() == table
 
 
 @pytest.mark.parametrize("seeds", ["0", "-1"])

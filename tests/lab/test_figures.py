@@ -10,7 +10,7 @@ from fake_runs import fake_run, grid
 
 from prospr.cli import main
 from prospr.errors import FolderError, PackageError, SettingError
-from prospr.lab.experiment import Pruning, Training
+from prospr.lab.experiment import Training
 from prospr.lab.paper import tables
 from prospr.lab.report.setups import setups
 from prospr.lab.results import accuracy, cell, verdict
@@ -19,7 +19,6 @@ from prospr.lab.runs.records import gather
 pytest.importorskip("matplotlib")
 
 from prospr.lab.figures import draw, write_figures
-from prospr.lab.figures.published import published
 from prospr.lab.figures.style import COLOURS, looks, styled
 
 SHORT = Training(epochs=10)
@@ -80,18 +79,6 @@ def test_the_papers_numbers_are_behind(scene):
     wanted = [row.mean for row in rows if row.method == "ProsPr" and 0.899 < row.sparsity < 0.981]
     assert wanted
     assert wanted in [pytest.approx(list(line.get_ydata())) for line in dotted]
-
-
-def test_other_networks_and_settings_are_not_the_papers(tmp_path):
-    for number, changes in enumerate([{"settings": {"width": 8}}, {"pruning": Pruning(steps=1)}, {}]):
-        one = replace(grid(("prospr",), (0.9,), (0,))[1], **changes)
-        fake_run(one, tmp_path / str(number))
-        (setup,) = setups(gather([tmp_path / str(number)]).records)
-        found = published(setup)
-        assert (found is not None) == (changes == {})
-    assert found.label == "the paper's"
-    rows = {r.sparsity: r.mean for r in tables()["lth_cifar10_resnet20"].rows if r.method == "ProsPr"}
-    assert found.curves["prospr"] == pytest.approx({share: mean / 100 for share, mean in rows.items()})
 
 
 def test_differences_are_the_verdicts(scene):
@@ -163,7 +150,7 @@ assert "torch" not in sys.modules and "matplotlib.pyplot" not in sys.modules
     assert len(here) == len(list((tmp_path / "there").iterdir())) == 3 * (3 + 4)
     for path in here:
         assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes(), path.name
-    name = "accuracy_resnet20-cifar10-10-epochs-prospr-cifar"
+    name = "accuracy_resnet20-cifar10-10-epochs-recipe-prospr-cifar"
     drawn = (tmp_path / "here" / f"{name}.svg").read_text()
     assert re.search(r"<text[^>]*>[^<]*ProsPr", drawn)  # letters, not curves
     assert "<dc:date>" not in drawn
@@ -182,7 +169,7 @@ def test_the_command(folder, tmp_path, capsys):
     assert sorted(path.name.partition("_")[0] for path in (tmp_path / "some").iterdir()) == [
         "density", "layers-at-90", "layers-at-98",
     ]  # fmt: skip
-    wide = (tmp_path / "density_resnet20-cifar10-10-epochs-prospr-cifar.svg").read_text()
+    wide = (tmp_path / "density_resnet20-cifar10-10-epochs-recipe-prospr-cifar.svg").read_text()
     assert f'width="{72 * 3.35:g}pt"' in wide
 
 

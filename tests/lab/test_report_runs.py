@@ -18,12 +18,15 @@ from fake_runs import METHODS, SHAPES, fake_run, grid, two_hundred
 import prospr
 from prospr.errors import FolderError, SettingError
 from prospr.lab.experiment import Data, Experiment, Pruning, Training
-from prospr.lab.report import report_runs, write_report
+from prospr.lab.report import report_runs
 from prospr.lab.report.cost import cost_table
 from prospr.lab.report.curves import curves, epoch_ticks, lines_of, log_ticks, share_ticks, thinned
 from prospr.lab.report.density import density_plot, density_table
 from prospr.lab.report.every import command_of
+from prospr.lab.report.histograms import histogram_section, histograms
 from prospr.lab.report.overlap import chosen, overlap_table, overlaps
+from prospr.lab.report.plot import accuracy_plot
+from prospr.lab.report.published import behind, paper_note, paper_table
 from prospr.lab.report.setups import setups
 from prospr.lab.results import Row
 from prospr.lab.runs.records import gather
@@ -108,7 +111,8 @@ def page(runs):
 
 def test_the_page_is_valid_and_has_every_section(page):
     walk = check(page)
-    wanted = ["accuracy", "differences", "layers", "density", "curves", "overlap", "cost", "failed", "runs", "made"]
+    wanted = ["accuracy", "differences", "layers", "density", "scores", "overlap", "curves", "cost"]
+    wanted += ["failed", "runs", "made"]
     assert [name for name in walk.ids if name in wanted] == wanted
     assert "Paired over 3 seeds" in walk.text
 
@@ -169,13 +173,148 @@ def test_direct_and_effective_density():
     assert max(float(p.split(",")[1]) for p in triangle.split()) == pytest.approx(floor + 4, abs=0.2)
 
 
-def test_the_demos_page_gains_the_densities_and_no_script(tmp_path):
-    rows = [Row("snip", 0.9, seed, 0.9, kept=10, total=100, effective=0.08, train_seconds=1.0) for seed in (0, 1)]
-    walk = check(write_report(rows, tmp_path / "page.html", baseline="snip").read_text(encoding="utf-8"))
-    assert "density" in walk.ids
-    assert "script" not in walk.tags
-    bare = [replace(row, effective=None) for row in rows]
-    assert "density" not in Walk(write_report(bare, tmp_path / "b.html", baseline="snip").read_text()).ids
+# The paper behind ours
+
+
+def test_the_papers_curves_are_behind_ours(runs):
+    setup = setup_of(runs)
+    found = behind(setup)
+    assert sorted(found.curves) == sorted(METHODS)
+    (table,) = found.tables
+    assert table.name == "lth_cifar10_resnet20"
+    theirs = {(row.method, row.sparsity): row for row in table.rows}
+    ours = [0.9, 0.98]
+    for method, name in [("prospr", "ProsPr"), ("magnitude", "Magnitude at Initialization")]:
+        points = found.curves[method]
+        for point in points:
+            row = theirs[name, point.sparsity]
+            assert (100 * point.mean, 100 * point.sd) == pytest.approx((row.mean, row.sd))
+        shares = [point.sparsity for point in points]
+        inside = [row.sparsity for row in table.rows if row.method == name and 0.9 <= row.sparsity <= 0.98]
+        assert set(inside) <= set(shares)
+        assert min(shares) >= 0.86  # a step beyond ours and no more
+        assert min(shares) < min(ours)
+        assert max(shares) <= 0.985
+    drawing = accuracy_plot(setup.rows, width=800, height=400, name="wide", behind=found)
+    groups = re.findall(r'<g class="paper series-(\d)">(.*?)</g>(.*?)</g>', drawing)  # its line and bars, its marks
+    assert sorted(int(index) for index, _, _ in groups) == [0, 1, 2, 3]
+    for index, _, marks in groups:
+        method = sorted(METHODS)[int(index)]
+        assert marks.count('class="mark"') == len(found.curves[method])
+        assert f"{method} at 91.4 %, the paper&#x27;s: " in marks
+    assert drawing.index('class="paper') < drawing.index('class="series-')  # behind
+    y = {float(m): float(y) for y, m in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)" r="4.5"[^>]*><title>'
+                                                   r"magnitude[^:]*: ([\d.]+) %", drawing)}  # fmt: skip
+    ordered = [y[value] for value in sorted(y)]
+    assert ordered == sorted(ordered, reverse=True)  # theirs and ours on one scale
+
+
+def test_the_papers_numbers_are_a_table_and_where_recipes_differ_is_told(runs, tmp_path):
+    setup = setup_of(runs)
+    found = behind(setup)
+    rows = Walk(paper_table(setup.rows, found)).rows
+    (snip,) = [row for row in found.tables[0].rows if (row.method, row.sparsity) == ("SNIP", 0.982)]
+    assert ["98.2 %", f"{snip.mean:.1f}", f"{snip.sd:.1f}", "–", "–"] in rows  # ours are at 98 %
+    note = Walk(paper_note(found)).text
+    assert "The recipes differ: ours are trained for 6 epochs by prospr-cifar, the paper's for 200" in note
+    assert "takes the other rows from the benchmark" in note
+    fake_run(Experiment(dataset="cifar10", method="snip", sparsity=0.982), tmp_path / "a")
+    alike = setup_of(tmp_path / "a")
+    assert "Ours are trained by the recipe the paper gives" in Walk(paper_note(behind(alike))).text
+    (line,) = [row for row in Walk(paper_table(alike.rows, behind(alike))).rows if row[:1] == ["98.2 %"]]
+    figure = alike.records[0].figure
+    assert line[3] == f"{100 * figure:.1f} (1)"
+    difference = 100 * figure - float(line[1])
+    assert float(line[4].replace("−", "-")) == pytest.approx(difference, abs=0.11)
+
+
+def test_other_networks_and_settings_have_no_paper_behind_them(tmp_path):
+    one = Experiment(dataset="cifar10", method="snip", training=SHORT)
+    others = [replace(one, network="mobilenet"), replace(one, settings={"width": 8}), replace(one, method="phew")]
+    others += [replace(one, pruning=Pruning(scope="layer")), replace(one, pruning=Pruning(check="shuffled"))]
+    for number, other in enumerate(others):
+        fake_run(other, tmp_path / str(number))
+        assert behind(setup_of(tmp_path / str(number))).curves == {}
+    walk = check(page_of([tmp_path / "0"], tmp_path / "page.html"))
+    assert "the paper's" not in walk.text
+
+
+def test_the_papers_dense_network_and_its_channels(tmp_path):
+    small = Pruning(granularity="channel", shrink=True)
+    base = Experiment(dataset="cifar10", network="vgg19", method="prospr", training=SHORT, pruning=small)
+    for one in (base, replace(base, method="3sp"), replace(base, method="dense")):
+        fake_run(one, tmp_path)
+    found = behind(setup_of(tmp_path))
+    assert found.dense == pytest.approx(0.936)
+    assert set(found.pruned) == {"prospr", "3sp"}
+    assert 'class="paper unnamed"' in page_of([tmp_path], tmp_path / "page.html")
+
+
+# Scores
+
+
+def test_histograms_have_a_panel_a_method(runs):
+    setup = setup_of(runs)
+    found = histograms(setup)
+    assert (found.sparsity, found.seed) == (0.98, 0)
+    assert [one.method for one in found.histograms] == sorted(METHODS)
+    section = histogram_section(found, setup.methods)
+    assert section.count("<svg") >= len(METHODS)
+    assert section.count('class="threshold"') == len(METHODS)
+    rows = {row[0]: row for row in Walk(section).rows}
+    for label, record in setup.one_place("masks.safetensors"):
+        masks = prospr.Masks.load(record.folder / "masks.safetensors")
+        assert rows[label][1] == f"{masks.kept:,} of {masks.total:,} weights"
+        assert rows[label][4] == "yes"
+    for one in found.histograms:  # removed around 0.01, kept around 1
+        assert 0.004 < one.largest_removed < 0.02
+        assert 0.4 < one.smallest_kept < 2
+        at = one.place(one.smallest_kept) * len(one.kept)
+        assert not any(one.kept[: round(at)])
+        assert not any(one.removed[round(at) :])
+
+
+def test_scores_that_are_not_there_are_told(tmp_path):
+    places = [fake_run(one, tmp_path) for one in grid(METHODS[:3], (0.9,), (0,), training=SHORT)]
+    (places[1].path / "scores.json").unlink()
+    (places[2].path / "scores.json").write_text('{"layers": {}}')
+    walk = check(page_of([tmp_path], tmp_path / "page.html"))
+    assert "magnitude: its scores were not written down: it was scored by an older release." in walk.text
+    assert "prospr: its scores cannot be read" in walk.text
+    for place in places:
+        (place.path / "scores.json").unlink(missing_ok=True)
+    assert "scores" not in Walk(page_of([tmp_path], tmp_path / "page.html")).ids
+
+
+def test_memory_is_shown_where_it_is_known(tmp_path):
+    places = [fake_run(one, tmp_path) for one in grid(("snip",), (0.9,), (0, 1), training=SHORT)]
+    walk = check(page_of([tmp_path], tmp_path / "page.html"))
+    assert "Memory is measured on a GPU only." in walk.text
+    for place in places:
+        path = place.path / "result.json"
+        pruned = place.experiment.method != "dense"
+        memory = {"train": 2_400_000_000, "together": 4, **({"score": 310_000_000} if pruned else {})}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "memory": memory}))
+    rows = check(page_of([tmp_path], tmp_path / "page.html")).rows
+    assert any(row[:1] == ["snip"] and row[-2:] == ["310 MB", "2.4 GB (4 together)"] for row in rows)
+    assert any(row[:1] == ["dense"] and row[-2:] == ["–", "2.4 GB (4 together)"] for row in rows)
+
+
+def test_sanity_checks_of_runs(tmp_path):
+    base = Experiment(dataset="cifar10", method="snip", training=SHORT)
+    for seed in (0, 1):
+        for name in (None, "inverted", "shuffled"):
+            fake_run(replace(base, seed=seed, pruning=Pruning(check=name)), tmp_path)
+    walk = check(page_of([tmp_path], tmp_path / "page.html"))
+    assert "checks" in walk.ids
+    results = {(r.experiment.pruning.check, r.experiment.seed): r.figure for r in gather([tmp_path]).records}
+    mean = 50 * (results["shuffled", 0] + results["shuffled", 1])
+    assert any(row[:3] == ["shuffled", "2", f"{mean:.1f}"] for row in walk.rows)
+    assert any(row[:2] == ["snip", "2"] for row in walk.rows)  # the method alone, not the six
+    boxes = re.findall(r'<input type="checkbox"[^>]*data-by="method"[^>]*>', curves(setup_of(tmp_path)))
+    assert ["checked" in box for box in boxes] == [True, False, False]
+    labels = [re.search(r'value="([^"]*)"', box).group(1) for box in boxes]
+    assert labels == ["snip", "snip, shuffled", "snip, inverted"]
 
 
 def test_curves_have_a_line_a_run_where_the_figures_are(runs):
@@ -285,7 +424,7 @@ def test_runs_are_compared_where_network_data_and_training_agree(tmp_path):
     for one in [base, *others]:
         fake_run(one, tmp_path / "runs")
     first, second = setups(gather([tmp_path / "runs"]).records)
-    assert sorted(set(first.labels)) == ["prospr", "prospr, steps 1", "snip"]
+    assert sorted(set(first.labels)) == ["prospr", "prospr (steps=1)", "snip"]
     assert len(second.records) == 1
     assert "width 8" in second.title
     walk = check(page_of([tmp_path / "runs"], tmp_path / "page.html"))
@@ -344,6 +483,7 @@ def test_the_baseline_is_random_or_as_asked(runs, tmp_path):
         Experiment(dataset="cifar10", settings={"width": 8, "shortcut": "B"}, method="force", sparsity=0.98),
         Experiment(data=Data(validation=0.1, pad=2, flip=False), pruning=Pruning(steps=1, inner_lr="auto")),
         Experiment(pruning=Pruning(granularity="channel", shrink=True, per_flop=True, budget="flops", round_to=8)),
+        Experiment(method="snip", pruning=Pruning(check="shuffled")),
         Experiment(training=Training(epochs=9, drops=(3, 7), nesterov=True, channels_last=False, lr=0.05)),
         Experiment(dataset="folder", data=Data(images="some images/here", size=64), recipe="prospr-cifar"),
     ],
@@ -387,6 +527,8 @@ def test_a_page_of_200_runs_is_made_in_seconds_and_small(many):
     assert not re.search(r"[\s,\"]nan\b", path.read_text(encoding="utf-8"))
 
 
+SIZES = {"1280,900": 6, "500,900": 2}  # the wide plot is not drawn on a phone, and another is
+
 PROBE = """<script>
 const said = [];
 window.addEventListener("error", (event) => said.push(event.message));
@@ -412,6 +554,13 @@ addEventListener("load", () => {
   seen.without = lines();
   all("#LOOK input[data-by=sparsity]").forEach((b) => b.checked || b.click());
   seen.both = lines();
+  const shown = (one) => one.checkVisibility() && getComputedStyle(one).display !== "none";
+  const theirs = () => all("#wide-title ~ .paper, li.paper, p.paper").filter(shown).length;
+  seen.paper = theirs();
+  one(".switch input").click();
+  seen.withoutPaper = theirs();
+  one(".switch input").click();
+  seen.withPaper = theirs();
   seen.overflow = document.documentElement.scrollWidth - innerWidth;
   seen.requests = performance.getEntriesByType("resource").length;
   seen.errors = said;
@@ -428,7 +577,7 @@ def browse(path, *switches):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium, and there is none here")
-@pytest.mark.parametrize("size", ["1280,900", "500,900"])
+@pytest.mark.parametrize("size", list(SIZES))
 def test_in_a_browser(page, tmp_path, size):
     path = tmp_path / "page.html"
     path.write_text(page.replace("<head>", f"<head>{PROBE}").replace("</body>", f"{ACTIONS}</body>"), encoding="utf-8")
@@ -444,6 +593,9 @@ def test_in_a_browser(page, tmp_path, size):
         "lines": 15,  # at the highest sparsity, and the dense ones
         "without": 12,
         "both": 21,
+        "paper": SIZES[size],  # four curves, the legend and the note
+        "withoutPaper": 0,
+        "withPaper": SIZES[size],
         "requests": 0,
         "errors": [],
     }

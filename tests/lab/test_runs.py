@@ -225,6 +225,7 @@ def test_the_folder(unbroken):
         "masks.safetensors",
         "metrics.jsonl",
         "result.json",
+        "scores.json",
     }
     stored = json.loads((unbroken.folder / "result.json").read_text())
     assert stored["schema"] == 1
@@ -251,7 +252,7 @@ def test_the_figure_is_that_of_the_stored_network(unbroken):
 
 def test_it_is_the_training_of_train(unbroken):
     parts = Parts(small(), digits(), torch.device("cpu"))
-    model, masks = parts.network(), parts.score()
+    model, masks = parts.network(), parts.score().masks
     result = train(model, parts.batches(512), digits().test, small().trained_by, masks)
     assert result.test == unbroken.figures
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), unbroken.model().parameters(), strict=True))
@@ -677,7 +678,7 @@ def test_every_value_is_part_of_the_identity():
             "scope": "layer", "granularity": "channel", "keep_per_layer": 1, "budget": "flops", "round_to": 8,
             "per_flop": True, "shrink": True, "score_batch_size": 32, "rounds": 3, "steps": 1, "inner_lr": 0.5,
             "inner_momentum": 0.5, "order": "first", "same_batch": True, "weights": "redraw", "after_training": True,
-            "rewind": 7,
+            "rewind": 7, "redraw": True, "check": "shuffled",
         },
         Training: {
             "epochs": 13, "batch_size": 32, "lr": 0.01, "momentum": 0.5, "weight_decay": 0.0, "nesterov": True,

@@ -41,7 +41,7 @@ def parts_of(experiment):
 @pytest.fixture(scope="module")
 def pruned():
     parts = parts_of(CHANNELS)
-    masks = parts.score()
+    masks = parts.score().masks
     return masks, prospr.channels.plan(parts.network(), masks, parts.example)
 
 
@@ -250,9 +250,9 @@ def test_a_run_starts_from_what_byol_learned(tmp_path):
     random = replace(LEARNED, training=SHORT)
     parts = parts_of(random)
     learned = pretrain(parts.network(), parts.data, settings_of(parts_of(LEARNED)), seed=0).network
-    start = replace(parts_of(LEARNED), start=learned.state_dict())
-    assert result.masks == start.score()
-    assert result.masks != parts.score()
+    start = replace(parts_of(LEARNED), learned=learned.state_dict())
+    assert result.masks == start.score().masks
+    assert result.masks != parts.score().masks
     model = start.network()
     assert not torch.equal(model.conv2.weight, parts.network().conv2.weight)
     recipe = LEARNED.trained_by

@@ -1,8 +1,8 @@
-"""A comparison small enough to watch: prune a network for handwritten digits four ways, train, and write a report.
+"""A comparison small enough to watch: prune a network for handwritten digits four ways, train, and write the page.
 
     python -m prospr.lab.demo --out demo
 
-Nothing is downloaded. torch is imported only once the arguments are understood.
+Nothing is downloaded. What is finished is not run again. torch is imported only once the arguments are understood.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prospr.lab.compare import Comparison
+    from prospr.lab.experiment import Experiment
     from prospr.lab.results import Row
 
 METHODS = ("prospr", "snip", "magnitude", "random")
@@ -28,26 +28,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     import torch
 
-    from prospr.lab.compare import compare
     from prospr.lab.progress import progress_bar
-    from prospr.lab.report import write_report
-    from prospr.lab.results import write_csv
+    from prospr.lab.report import report_runs
+    from prospr.lab.results import load, write_csv
+    from prospr.lab.run import run_many
 
     # So small a network trains faster on one core than on several, and gives the same numbers on every machine.
     torch.set_num_threads(1)
-    comparison = make(range(options.seeds), quick=options.quick)
+    wanted = experiments(range(options.seeds), quick=options.quick)
     start = time.perf_counter()
     with progress_bar("training") as progress:
-        rows = compare(comparison, progress)
+        results = run_many(wanted, options.out / "runs", "cpu", progress)
     seconds = time.perf_counter() - start
+    mine = {one.identity for one in wanted}
+    rows = [row for row in load(options.out / "runs") if row.run in mine]
     print_table(rows)
     table = write_csv(rows, options.out / "results.csv")
-    page = write_report(
-        rows,
+    page = report_runs(
+        [result.folder for result in results],
         options.out / "report.html",
         baseline=BASELINE,
         title="Handwritten digits, pruned before training",
-        settings=settings(comparison, seconds),
         command=command(options),
     )
     print(f"\n{len(rows)} networks in {seconds:.0f} s. Every run: {table}\nOpen the report: {page}")
@@ -68,25 +69,16 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def make(seeds: Sequence[int], quick: bool = False) -> Comparison:
-    """What the demo compares."""
-    from prospr.lab.compare import Comparison
-    from prospr.lab.data import CropFlip, digits
-    from prospr.lab.models import build
-    from prospr.lab.recipes import Recipe
+def experiments(seeds: Sequence[int], quick: bool = False) -> list[Experiment]:
+    """What the demo compares: dense networks, every method at every sparsity, and the sanity checks of the first."""
+    from prospr.lab.experiment import CHECKS, DENSE, Experiment, Training
+    from prospr.lab.grid import grid
 
-    recipe = Recipe(epochs=12, batch_size=64, lr=0.1, drops=(8, 11))
-    if quick:
-        recipe = Recipe(epochs=2, batch_size=64, lr=0.1, drops=(1,))
-    return Comparison(
-        network=lambda seed: build("small_convnet", seed=seed),
-        data=digits(),
-        recipe=recipe,
-        methods={name: name for name in METHODS},
-        sparsities=SPARSITIES,
-        seeds=seeds,
-        augment=CropFlip(pad=1),
-    )
+    base = Experiment(training=Training(epochs=2 if quick else None))
+    dense = grid(base, method=[DENSE], seed=seeds)
+    pruned = grid(base, seed=seeds, method=METHODS, sparsity=SPARSITIES)
+    checked = grid(base, method=METHODS[:1], sparsity=SPARSITIES[-1:], check=CHECKS, seed=seeds)
+    return [*dense, *pruned, *checked]
 
 
 def print_table(rows: Sequence[Row]) -> None:
@@ -105,33 +97,6 @@ def print_table(rows: Sequence[Row]) -> None:
     print()
     for line in lines:
         print("  ".join(text.ljust(16 if column == 0 else 15) for column, text in enumerate(line)).rstrip())
-
-
-def settings(comparison: Comparison, seconds: float) -> dict[str, str]:
-    """What ran, with which versions and on what, for the report."""
-    import os
-    import platform
-    from importlib import metadata
-
-    import torch
-
-    recipe, data = comparison.recipe, comparison.data
-    weights = sum(parameter.numel() for parameter in comparison.network(0).parameters())
-    drops = ", ".join(map(str, recipe.drops))
-    return {
-        "Network": f"small_convnet, {weights:,} parameters",
-        "Data": f"{data.name}: {len(data.train):,} to train on, {len(data.test)} to test on",
-        "Augmentation": str(comparison.augment),
-        "Epochs and batch": f"{recipe.epochs} epochs of batches of {recipe.batch_size}",
-        "Optimizer": f"SGD, momentum {recipe.momentum:g}, weight decay {recipe.weight_decay:g}",
-        "Learning rate": f"{recipe.lr:g}, times {recipe.drop_factor:g} at epoch {drops}",
-        "Scored on": f"training batches of {comparison.score_batch_size}, each method as many as it asks for",
-        "Seeds": ", ".join(map(str, comparison.seeds)),
-        "Versions": f"prospr {metadata.version('prospect-pruning')}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}",
-        "Machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, 1 used",
-        "Made": f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} in {seconds:.0f} s",
-    }
 
 
 def command(options: argparse.Namespace) -> str:

@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple
 from prospr.errors import SettingError
 from prospr.lab.recipes import Recipe, recipes
 
-__all__ = ["DENSE", "SCHEMA", "Data", "Experiment", "Pruning", "Training"]
+__all__ = ["CHECKS", "DENSE", "SCHEMA", "Data", "Experiment", "Pruning", "Training"]
 
 SCHEMA = 1  # of identities and of the files of a run; raise it when the same values come to mean another experiment
 DENSE = "dense"
 AUTO = "auto"
+CHECKS = ("shuffled", "redrawn", "inverted")
 
 
 class Usual(NamedTuple):
@@ -104,6 +105,8 @@ class Pruning:
     """ProsPr: exact meta-gradients, or without curvature."""
     same_batch: bool = False
     """ProsPr: all inner steps see one batch, as in the paper's table on the number of steps."""
+    check: Literal["shuffled", "redrawn", "inverted"] | None = None
+    """A sanity check of the method: its mask shuffled within layers, its mask on other weights, its scores inverted."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +247,7 @@ class Experiment:
             pruned += f" weights {how.weights}" if how.weights != "keep" else ""
             pruned += " after training" if how.after_training else ""
             pruned += f" from step {how.rewind}" if how.rewind is not None else ""
+            pruned += f" {how.check}" if how.check is not None else ""
         start = f", {self.training.byol} epochs of BYOL" if self.training.byol else ""
         return f"{self.network_name}, {self.dataset}, {pruned}{start}, seed {self.seed}"
 
@@ -379,6 +383,8 @@ def _check_values(e: Experiment) -> None:
             raise SettingError(f"{name}={value!r}: use a number above 0")
     if pruning.weights not in ("keep", "rescale", "redraw"):
         raise SettingError(f"pruning.weights={pruning.weights!r}: use 'keep', 'rescale' or 'redraw'")
+    if pruning.check not in (None, *CHECKS):
+        raise SettingError(f"pruning.check={pruning.check!r} is not known; use {', '.join(CHECKS)}, or leave it out")
     if training.loss == "dice" and e.dataset not in SEGMENTED:
         raise SettingError(f"training.loss='dice' is for segmentation, and {e.dataset} is for classification")
     if training.byol and e.dataset in SEGMENTED:

@@ -21,7 +21,18 @@ from prospr.lab.recipes import recipes
 from prospr.lab.runs.folder import FOLDER, RunFolder
 from prospr.lab.stats import Summary, summarise
 
-__all__ = ["BENCHMARK", "PAPER", "SEEDS", "Cell", "PaperRow", "PaperTable", "compare", "tables"]
+__all__ = [
+    "BENCHMARK",
+    "PAPER",
+    "SEEDS",
+    "Cell",
+    "PaperRow",
+    "PaperTable",
+    "Published",
+    "compare",
+    "published",
+    "tables",
+]
 
 PAPER, BENCHMARK = "paper", "missing-the-mark"
 SEEDS = (0, 1, 2)
@@ -290,6 +301,56 @@ def compare(cells: Sequence[Cell], folder: str | os.PathLike[str] = FOLDER) -> l
         values |= {"our_mean": ours.mean if ours.n else None, "our_sd": ours.sd if ours.n > 1 else None}
         found.append({**values, "our_runs": ours.n, "missing": cell.missing})
     return found
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a table of the paper has of one method, sparsities rising."""
+
+    table: PaperTable
+    rows: tuple[PaperRow, ...]
+
+
+def published(one: Experiment) -> Published | None:
+    """The paper's numbers of this data set, network and method, whatever the sparsity, the seed and the recipe here.
+
+    None where it has none: for settings of the network or of the method that are not the paper's, for sanity checks.
+
+    >>> found = published(Experiment(dataset="cifar10", network="vgg16", method="snip", sparsity=0.5))
+    >>> found.table.name, len(found.rows), published(Experiment(dataset="cifar10", network="vgg16", method="phew"))
+    ('lth_cifar10_vgg16', 18, None)
+    """
+    if one.settings not in ({}, _BENCHMARK_NETWORKS.get(one.network_name, {})):
+        return None
+    found = _by_experiment().get(_kind(one))
+    if found is None:
+        return None
+    name, rows = found
+    return Published(tables()[name], rows)
+
+
+def _kind(one: Experiment) -> tuple[str, str, int, str, Pruning]:
+    """What makes runs of two recipes the same row of a table. How many images a batch of the scoring has is no part of
+    it, nor whether what is trained is masked or smaller, which computes the same."""
+    if one.method == DENSE:
+        return one.dataset, one.network_name, one.training.byol, one.method, Pruning()
+    how = replace(one.pruning, score_batch_size=Pruning.score_batch_size, shrink=False)
+    usual = "channel" if one.method == "3sp" else "weight"
+    how = replace(how, granularity=how.granularity or usual)
+    return one.dataset, one.network_name, one.training.byol, one.method, how
+
+
+@cache
+def _by_experiment() -> dict[tuple[str, str, int, str, Pruning], tuple[str, tuple[PaperRow, ...]]]:
+    """{what is run: (table, rows)}, of the first table that has it."""
+    found: dict[tuple[str, str, int, str, Pruning], tuple[str, list[PaperRow]]] = {}
+    for name, table in tables().items():
+        for row in table.rows:
+            if row.missing is None and row.metric in ("top1", "mean_iou"):
+                place = found.setdefault(_kind(table._experiment(row, PAPER)), (name, []))
+                if place[0] == name:
+                    place[1].append(row)
+    return {kind: (name, tuple(sorted(rows, key=lambda r: r.sparsity))) for kind, (name, rows) in found.items()}
 
 
 _ALIKE = (

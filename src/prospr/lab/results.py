@@ -1,5 +1,4 @@
-"""The rows a comparison or folders of runs give, and what is asked of them: cells, paired differences, CSV and Parquet
-files.
+"""The rows that folders of runs give, and what is asked of them: cells, paired differences, CSV and Parquet files.
 
 Nothing here imports torch.
 """
@@ -102,8 +101,9 @@ def load(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
     gathered = gather(folder for folder in several if any(Path(folder).glob("*/experiment.json")))
     for path, why in gathered.unread.items():
         raise FolderError(f"{path}: this run cannot be read ({why}); mend it, or take it out of the folder")
-    rows = [row_of(record, _method(record.experiment)) for record in gathered.records if record.state != "unfinished"]
-    order = sorted(rows, key=lambda row: (row.method != DENSE, row.method, row.sparsity, row.seed))
+    ended = [record for record in gathered.records if record.state != "unfinished"]
+    rows = [row_of(record, method_name(record.experiment)) for record in ended]
+    order = sorted(rows, key=lambda row: (row.method != DENSE, row.method, row.sparsity, row.check, row.seed))
     return sorted(order, key=lambda row: (row.dataset, row.network, row.setup))
 
 
@@ -138,7 +138,8 @@ def verdict(rows: Sequence[Row], a: str, b: str, sparsity: float) -> Verdict:
 
 
 def means(rows: Sequence[Row], baseline: str | None = None) -> list[dict[str, Any]]:
-    """A row a method and sparsity of every setup: mean, deviation, number of runs, and how many failed.
+    """A row a method and sparsity of every setup: mean, deviation, number of runs, and how many failed. Sanity checks
+    come last, as "prospr, shuffled".
 
     baseline: a method that the others are compared to at their sparsity: the paired difference, its interval, and the
         verdict. What is not known is None.
@@ -153,15 +154,15 @@ def means(rows: Sequence[Row], baseline: str | None = None) -> list[dict[str, An
     found = []
     for (dataset, network, setup), here in setups_of(rows).items():
         wanted = [(method, share) for share in sparsities_of(here) for method in methods_of(here)]
-        for method, share in [(DENSE, None), *wanted]:
-            these = cell(here, method, share)
+        for method, share, check in [(DENSE, None, ""), *((*one, "") for one in wanted), *checks_of(here)]:
+            these = cell(here, method, share, check)
             if not these:
                 continue
-            seen = accuracy(these)
-            row: dict[str, Any] = {"dataset": dataset, "network": network, "setup": setup, "method": method}
+            seen, name = accuracy(these), f"{method}, {check}" if check else method
+            row: dict[str, Any] = {"dataset": dataset, "network": network, "setup": setup, "method": name}
             row |= {"sparsity": share, "metric": these[0].metric, "mean": _known(seen.mean), "sd": _known(seen.sd)}
             row |= {"n": seen.n, "failed": sum(one.error is not None for one in these)}
-            found.append(row if baseline is None else {**row, **_against(here, method, baseline, share)})
+            found.append(row if baseline is None else {**row, **_against(here, method, baseline, share, check)})
     return found
 
 
@@ -270,11 +271,19 @@ def row_of(record: Record, method: str) -> Row:
         setup=_setup(one),
         run=one.identity,
         folder=str(record.folder.parent),
+        check="" if dense else one.pruning.check or "",
     )
 
 
-def _method(one: Experiment) -> str:
-    changes = [] if one.method == DENSE else [text for name, text in one.differences() if name.startswith("pruning.")]
+def method_name(one: Experiment, without: Iterable[str] = ()) -> str:
+    """A method with the settings of pruning that were changed, apart from those in `without`.
+
+    >>> from prospr.lab.experiment import Pruning
+    >>> method_name(Experiment(pruning=Pruning(steps=1, scope="layer", check="shuffled")), without=["scope"])
+    'prospr (steps=1)'
+    """
+    left_out = {f"pruning.{name}" for name in (*without, "check")}
+    changes = [text for name, text in one.differences() if name.startswith("pruning.") and name not in left_out]
     return f"{one.method} ({', '.join(changes)})" if changes else one.method
 
 
@@ -284,10 +293,10 @@ def _setup(one: Experiment) -> str:
     return ", ".join([one.recipe_name, *(text for name, text in one.differences() if not name.startswith(left_out))])
 
 
-def _against(rows: Sequence[Row], method: str, baseline: str, share: float | None) -> dict[str, Any]:
-    """The columns of `means` that compare a method to the baseline."""
+def _against(rows: Sequence[Row], method: str, baseline: str, share: float | None, check: str) -> dict[str, Any]:
+    """The columns of `means` that compare a method to the baseline; a sanity check is compared to its method alone."""
     other = cell(rows, baseline, None if baseline == DENSE else share)
-    if method == baseline or share is None or not other:
+    if method == baseline or share is None or check or not other or not cell(rows, method, share):
         return {"baseline": baseline, "verdict": None, "difference": None, "low": None, "high": None}
     told = verdict(rows, method, baseline, share)
     versus = told.difference

@@ -38,6 +38,7 @@ from prospr.lab.runs.first import FirstTraining
 from prospr.lab.runs.folder import FOLDER, RunFolder, RunResult
 from prospr.lab.runs.loggers import Logger, MakeLogger
 from prospr.lab.runs.making import Loader, Parts, check, network
+from prospr.lab.runs.memory import Peak
 from prospr.lab.runs.pretrained import pretrained
 from prospr.lab.train import Engine, Epoch, Result, Run, trainer_for, uses_graph
 from prospr.lab.training.loop import Trainer
@@ -234,12 +235,13 @@ class _Work:
         self.notes: list[str] = []
         self.parts = Parts(experiment, self._loader(experiment), self._loader.device, self.options.workers)
         if experiment.training.byol:
-            self.parts = replace(self.parts, start=pretrained(self.parts, place.pretrained, progress))
+            self.parts = replace(self.parts, learned=pretrained(self.parts, place.pretrained, progress))
         self.score_seconds = 0.0
         self.first = self._first(progress) if experiment.method != DENSE and experiment.pruning.after_training else None
+        self.memory: dict[str, int] = {}
         self.masks = None if experiment.method == DENSE else self._masks(progress)
         self.plan = self._plan() if self.masks is not None and experiment.pruning.shrink else None
-        model, masks = self.parts.network(), self.masks
+        model, masks = self.parts.start(), self.masks
         if masks is not None and self.plan is not None:
             model, masks = self.parts.smaller(model, self.plan), self.plan.masks(masks)
         if masks is not None and masks.kept == masks.total:
@@ -268,16 +270,24 @@ class _Work:
                 if notes.get("checksum") != masks.digest():
                     raise MaskFileError("its checksum is another")
                 self.score_seconds = float(notes["seconds"])
+                self.memory |= {"score": int(notes["memory"])} if "memory" in notes else {}
                 return masks.to(self.parts.device)
             except (MaskFileError, KeyError, ValueError) as error:
                 self._note(f"{path.name}: {error}; scored again")
         if progress is not None:
             progress(0, self.experiment.trained_by.epochs, "scoring")
         trained = () if self.first is None else (self.first.model,)
-        start = time.perf_counter()
-        masks = self.parts.score(*trained)
-        self.score_seconds = time.perf_counter() - start + (0.0 if self.first is None else self.first.seconds)
+        start, peak = time.perf_counter(), Peak(self.parts.device)
+        scored = self.parts.score(*trained)
+        masks, self.score_seconds = scored.masks, time.perf_counter() - start
+        if self.first is not None:
+            self.score_seconds += self.first.seconds
         notes = {"checksum": masks.digest(), "seconds": repr(self.score_seconds), "run": self.experiment.identity}
+        if peak.added is not None:
+            self.memory["score"] = peak.added
+            notes["memory"] = str(peak.added)
+        if self.experiment.pruning.check is None:
+            self.place.write_scores(scored.summary())  # before the masks: with them, nothing is scored again
         write(path, lambda temporary: masks.save(temporary, **notes))
         return masks
 
@@ -332,6 +342,7 @@ class _Work:
                     "train": result.seconds,
                     "last_session": time.perf_counter() - self._began,
                 },
+                "memory": self.memory,
                 "steps": self.run.steps * len(result.epochs),
                 "resumed_at": self.resumed_at,
                 "environment": environment(parts.device),
@@ -393,6 +404,7 @@ def _trainer(options: Options, run: Run) -> Trainer:
 
 def _train(works: Sequence[_Work], options: Options, tell: Callable[[int, Sequence[Epoch]], None]) -> list[Result]:
     """Train what was prepared, side by side where there are several; they are all at the same epoch."""
+    peak = Peak(works[0].parts.device)
     trainer = trainer_for([work.run for work in works], options.engine, options.compile)
     states: list[dict[str, Tensor]] = [work.state for work in works if work.state is not None]
     if states:
@@ -414,7 +426,11 @@ def _train(works: Sequence[_Work], options: Options, tell: Callable[[int, Sequen
         tell(done, epochs)
 
     data, every = works[0].parts.data, works[0].experiment.training.evaluate_every
-    return trainer.train(data.test, data.validation, every, save, told, due)
+    results = trainer.train(data.test, data.validation, every, save, told, due)
+    if peak.total is not None:
+        for work in works:
+            work.memory |= {"train": peak.total, "together": len(works)}
+    return results
 
 
 def _run_group(

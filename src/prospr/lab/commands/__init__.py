@@ -12,11 +12,13 @@ import tyro
 from prospr.lab.commands.base import Command
 from prospr.lab.commands.listings import Datasets, Methods, Networks, Recipes
 from prospr.lab.commands.many import Figures, Paper, Results, Sweep
-from prospr.lab.commands.single import Prune, Report, Run, Show
+from prospr.lab.commands.single import Prune, Report, Run, Serve, Show
 
 __all__ = ["COMMANDS", "parse"]
 
-COMMANDS = Run | Prune | Show | Report | Paper | Sweep | Results | Figures | Methods | Networks | Datasets | Recipes
+COMMANDS = (
+    Run | Prune | Show | Report | Serve | Paper | Sweep | Results | Figures | Methods | Networks | Datasets | Recipes
+)
 
 
 def parse(words: Sequence[str]) -> Command:

@@ -14,7 +14,7 @@ from prospr.lab.commands.base import Asked, Command
 from prospr.lab.experiment import Experiment
 from prospr.lab.runs.folder import FOLDER
 
-__all__ = ["Prune", "Report", "Run", "Show"]
+__all__ = ["Prune", "Report", "Run", "Serve", "Show"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Prune(Command):
             raise SettingError("method='dense' keeps everything; name a pruning method (`prospr methods`)")
         check(experiment)
         device = choose_device(self.device)
-        masks = Parts(experiment, Loader(device, self.root)(experiment), device, self.workers).score()
+        masks = Parts(experiment, Loader(device, self.root)(experiment), device, self.workers).score().masks
         notes = {"method": experiment.method, "sparsity": f"{experiment.sparsity:g}", "seed": str(experiment.seed)}
         masks.save(self.out, **notes, network=experiment.network_name, dataset=experiment.dataset)
         print(f"{experiment.label}\n\n{masks}\n\nwritten to {self.out}")
@@ -151,3 +151,31 @@ class Report(Command):
         line = shlex.join(words)
         path = report_runs(self.runs, self.out, baseline=self.baseline, title=self.title, command=line)
         print(f"written to {path}")
+
+
+@dataclass(frozen=True)
+class Serve(Command):
+    """Show the page of `prospr report` live in a browser while runs are under way; Ctrl-C ends it."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[RUNS ...]")] = (FOLDER,)
+    """Folders of runs, or of one run each; they may still be empty."""
+    port: int = 8000
+    """Where it listens; 0 takes any that is free."""
+    host: str = "127.0.0.1"
+    """By default for this machine alone; "0.0.0.0" shows the page to everyone who can reach it."""
+    baseline: str | None = None
+    """The method the others are compared with; by default random where it was run, else the first by name."""
+    title: str | None = None
+    """What stands above the page."""
+
+    def __call__(self) -> None:
+        from prospr.errors import SettingError
+        from prospr.lab.report.serve import LivePage, make_server
+
+        try:
+            server = make_server(LivePage(self.runs, self.baseline, self.title), self.host, self.port)
+        except (OSError, OverflowError) as error:
+            raise SettingError(f"cannot listen on {self.host}:{self.port} ({error}); give another --port") from error
+        with server:
+            print(f"http://{self.host}:{server.server_port}/ shows {', '.join(self.runs)}; Ctrl-C ends it", flush=True)
+            server.serve_forever()

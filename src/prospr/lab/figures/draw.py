@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from prospr.lab.experiment import DENSE
-from prospr.lab.figures.published import published
 from prospr.lab.figures.style import COLUMN, GREY, Look, canvas, legend
 from prospr.lab.names import printed
 from prospr.lab.optional import optional
+from prospr.lab.recipes import recipes
 from prospr.lab.report.density import effective_densities
+from prospr.lab.report.published import Behind, behind
 from prospr.lab.report.setups import Setup
 from prospr.lab.results import LEAST, Row, accuracy, cell, sparsities_of, verdict
 from prospr.lab.stats import Summary, summarise
@@ -53,19 +54,16 @@ def draw_accuracy(scene: Scene, paper: bool = True) -> Any:
         return None
     figure, axes = canvas(scene.width)
     extra = []
-    if paper and (behind := published(scene.setup)):
-        for method, curve in behind.curves.items():
-            look = scene.looks.get(method)
-            colour, mark = (GREY, "") if look is None else (look.colour, look.mark)
-            shares = _within(curve, scene.sparsities)
-            if method == DENSE:
-                axes.axhline(100 * curve[0.0], color=colour, linestyle=":", linewidth=0.8, zorder=1)
-            elif shares:
-                style = {"color": colour, "linestyle": ":", "linewidth": 0.9, "marker": mark, "markersize": 2}
-                axes.plot(
-                    [_place(s) for s in shares], [100 * curve[s] for s in shares], alpha=0.75, zorder=1.5, **style
-                )
-        extra.append(_line(color=GREY, linestyle=":", linewidth=0.9, label=behind.label))
+    published = behind(scene.setup)
+    if paper and published.curves:
+        if published.dense is not None:
+            axes.axhline(100 * published.dense, color=GREY, linestyle=":", linewidth=0.8, zorder=1)
+        for method, curve in published.pruned.items():
+            look, points = scene.looks[method], [p for p in curve if _within(p.sparsity, scene.sparsities)]
+            style = {"color": look.colour, "linestyle": ":", "linewidth": 0.9, "marker": look.mark, "markersize": 2}
+            places, means = [_place(p.sparsity) for p in points], [100 * p.mean for p in points]
+            axes.plot(places, means, alpha=0.75, zorder=1.5, **style)
+        extra.append(_line(color=GREY, linestyle=":", linewidth=0.9, label=_called(published)))
     _dense(axes, scene)
     broken = False
     for method in scene.methods:
@@ -277,9 +275,17 @@ def _place(share: float) -> float:
     return -math.log10(1 - share)
 
 
-def _within(curve: Mapping[float, float], shares: Sequence[float]) -> list[float]:
-    """The sparsities of a published curve between ours, which may differ in the last digit printed."""
-    return [share for share in sorted(curve) if shares[0] - 1e-3 <= share <= shares[-1] + 1e-3]
+def _within(share: float, ours: Sequence[float]) -> bool:
+    """Whether a sparsity of the paper is between ours, which may differ in the last digit printed."""
+    return ours[0] - 1e-3 <= share <= ours[-1] + 1e-3
+
+
+def _called(published: Behind) -> str:
+    """The paper's curves in the legend: with their epochs, where ours are others."""
+    epochs = {recipes()[one.recipe].epochs for one in published.tables if one.recipe in recipes()}
+    if epochs <= {published.experiment.trained_by.epochs}:
+        return "the paper's"
+    return f"the paper's, {' and '.join(str(number) for number in sorted(epochs))} epochs"
 
 
 def _sparsity_axis(axes: Any, shares: Sequence[float]) -> None:

@@ -15,7 +15,8 @@ from prospr.lab.stats import summarise
 
 
 def cost_table(setup: Setup) -> Markup:
-    """Means over the finished runs of every method at every sparsity."""
+    """Means over the finished runs of every method at every sparsity; memory where a run knows it."""
+    remembered = any(record.memory for record in setup.records)
     methods = setup.methods
     places: dict[tuple[float, str], list[Record]] = {}
     for record, label in zip(setup.records, setup.labels, strict=True):
@@ -32,11 +33,35 @@ def cost_table(setup: Setup) -> Markup:
             _time([r.seconds.get("score") for r in here]) if label != DENSE else NONE,
             _time([r.seconds.get("train") for r in here]),
         ]
+        if remembered:
+            cells += [_memory([r.memory.get("score") for r in here]), _trained_in(here)]
         line = tag("tr", tag("th", *drawing, label, scope="row"), *(tag("td", text) for text in cells))
         groups.setdefault("not pruned" if label == DENSE else f"{sparsity(share)} sparsity", []).append(line)
     head = ["method", "weights kept", "parameters trained", "FLOPs an image", "scoring", "training"]
-    return table("Sizes and times, means over the seeds; in brackets the share of the whole network's", head, groups,
-                 "numbers")  # fmt: skip
+    head += ["scoring memory", "training memory"] if remembered else []
+    caption = "Sizes, times and memory" if remembered else "Sizes and times"
+    caption += ", means over the seeds; in brackets the share of the whole network's"
+    return table(caption, head, groups, "numbers")
+
+
+def cost_note(setup: Setup) -> str:
+    """What the table's times and memory are of."""
+    told = "Each run is scored and trained on its own; a masked network computes with its zeros."
+    if not any(record.memory for record in setup.records):
+        return f"{told} Memory is measured on a GPU only."
+    return (
+        f"{told} Memory is the GPU's at its peak: what scoring added, and all that the process held while it trained, "
+        "its data and the runs trained side by side included."
+    )
+
+
+def size(number: float) -> str:
+    """Bytes with a unit that suits them.
+
+    >>> size(950_000), size(41_000_000), size(8.2e9)
+    ('950 kB', '41 MB', '8.2 GB')
+    """
+    return f"{count(max(1000.0, number))}B"
 
 
 def count(number: float) -> str:
@@ -63,6 +88,17 @@ def _trained(records: Sequence[Record], name: str) -> str:
 def _mean(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     return count(summarise(known).mean) if known else NONE
+
+
+def _memory(values: Sequence[int | None]) -> str:
+    known = [value for value in values if value is not None]
+    return size(summarise(known).mean) if known else NONE
+
+
+def _trained_in(records: Sequence[Record]) -> str:
+    together = {record.memory["together"] for record in records if record.memory.get("together", 1) > 1}
+    beside = f" ({' or '.join(map(str, sorted(together)))} together)" if together else ""
+    return _memory([record.memory.get("train") for record in records]) + beside
 
 
 def _time(values: Sequence[float | None]) -> str:

@@ -168,11 +168,14 @@ def _panel(lines: Sequence[Line], name: str, text: str, prefix: str) -> Markup:
 
 
 def _chooser(lines: Sequence[Line], prefix: str) -> Markup:
-    """Boxes to tick; hidden until the script takes them up. Of several sparsities the highest is chosen at first."""
+    """Boxes to tick; hidden until the script takes them up. At first the methods, without sanity checks, and of several
+    sparsities the highest are chosen."""
     methods = {line.label: line.index for line in lines}
     shares = sorted({line.share for line in lines if line.share is not None})
+    checks = {line.label for line in lines if line.index >= 0 and line.record.experiment.pruning.check is not None}
     marks = [
-        _box(prefix, "method", label, label, join() if index < 0 else swatch(index)) for label, index in methods.items()
+        _box(prefix, "method", label, label, join() if index < 0 else swatch(index), label not in checks)
+        for label, index in methods.items()
     ]
     chosen = [_box(prefix, "sparsity", repr(s), sparsity(s), join(), checked=s == shares[-1]) for s in shares]
     sets = [_set("Methods", marks), *([_set("Sparsities", chosen)] if chosen else [])]

@@ -10,7 +10,6 @@ from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.setups import Setup
 from prospr.lab.report.tables import table
 from prospr.lab.report.words import sparsity
-from prospr.lab.results import DENSE
 from prospr.lab.runs.records import Record
 
 
@@ -26,15 +25,9 @@ class Overlaps:
 
 
 def chosen(setup: Setup) -> list[tuple[str, Record]]:
-    """The runs whose masks are compared: the place with the most methods; of several the highest sparsity, then the
-    first seed. Empty where no place has two."""
-    places: dict[tuple[float, int], dict[str, Record]] = {}
-    for record, label in zip(setup.records, setup.labels, strict=True):
-        one = record.experiment
-        if label != DENSE and (record.folder / "masks.safetensors").is_file():
-            places.setdefault((float(one.sparsity), one.seed), {})[label] = record
-    best = max(places, key=lambda place: (len(places[place]), place[0], -place[1]), default=None)
-    return list(places[best].items()) if best is not None and len(places[best]) > 1 else []
+    """The runs whose masks are compared, see `Setup.one_place`. Empty where no place has two."""
+    found = setup.one_place("masks.safetensors")
+    return found if len(found) > 1 else []
 
 
 def overlaps(runs: Sequence[tuple[str, Record]]) -> Overlaps | None:

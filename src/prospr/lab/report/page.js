@@ -2,8 +2,17 @@
 (() => {
   const all = (root, selector) => [...root.querySelectorAll(selector)];
 
+  /* The paper's numbers: shown or hidden. */
+  const switches = (section) => {
+    const row = section.querySelector(".switch"), box = row.querySelector("input");
+    const show = () => section.classList.toggle("without-paper", !box.checked);
+    row.hidden = false;
+    box.addEventListener("change", show);
+    show();
+  };
+
   /* Training curves: show the runs of the methods and sparsities that are ticked. */
-  for (const part of all(document, ".curves")) {
+  const curves = (part) => {
     const chooser = part.querySelector(".chooser");
     const lines = all(part, "[data-method]");
     const ticked = (by) => new Set(all(chooser, `input[data-by=${by}]:checked`).map((box) => box.value));
@@ -22,10 +31,10 @@
     chooser.hidden = false;
     chooser.addEventListener("change", show);
     show();
-  }
+  };
 
   /* Every run: show the rows that have all that stands between the commas of the box; Escape empties it. */
-  for (const part of all(document, ".filtered")) {
+  const filtered = (part) => {
     const box = part.querySelector("input"), told = part.querySelector("output");
     const text = (row) => [...row.cells].map((cell) => cell.textContent.toLowerCase()).join("\n");
     const rows = all(part, "tbody tr").map((row) => [row, text(row)]);
@@ -44,5 +53,13 @@
       if (event.key === "Escape") { box.value = ""; show(); }
     });
     show();
-  }
+  };
+
+  const begin = () => {
+    all(document, "section:has(> figure > .switch)").forEach(switches);
+    all(document, ".curves").forEach(curves);
+    all(document, ".filtered").forEach(filtered);
+  };
+  addEventListener("renewed", begin);
+  begin();
 })();

@@ -1,45 +1,23 @@
-"""One page that shows a comparison: self-contained, offline, light and dark, wide and narrow."""
+"""What pages are made of: a self-contained document, and the sections that compare methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from prospr.atomic import write_text
+from prospr.errors import SettingError
 from prospr.lab.report.density import density_plot, density_table, effective_densities
 from prospr.lab.report.markup import Markup, Place, join, tag
-from prospr.lab.report.plot import accuracy_plot, swatch
-from prospr.lab.report.tables import accuracy_table, check_table, heat_scale, layer_table, run_table, time_table
-from prospr.lab.report.words import headline
+from prospr.lab.report.plot import accuracy_plot, paper_swatch, swatch
+from prospr.lab.report.published import NOTHING, Behind, paper_note, paper_table
+from prospr.lab.report.tables import accuracy_table, check_table, heat_scale, layer_table
 from prospr.lab.results import DENSE, Row, accuracy, cell, checks_of, methods_of
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-
-
-def write_report(
-    rows: Sequence[Row],
-    path: str | Path,
-    *,
-    baseline: str,
-    title: str = "Pruning at initialization, compared",
-    settings: Mapping[str, object] | None = None,
-    command: str | None = None,
-) -> Path:
-    """Write the page for `rows` to `path`; the file appears whole or not at all.
-
-    `baseline` is the method the others' paired differences are taken to. `settings` are shown as they are: what was
-    run, with which versions; `command` is the line that makes the page again.
-
-    >>> import tempfile
-    >>> rows = [Row("snip", 0.9, seed, 0.9 + seed / 100) for seed in range(3)]
-    >>> page = write_report(rows, Path(tempfile.mkdtemp()) / "report.html", baseline="snip")
-    >>> page.read_text(encoding="utf-8")[:15]
-    '<!doctype html>'
-    """
-    return save(page(rows, baseline, title, settings or {}, command), path)
 
 
 def save(page: Markup, path: str | Path) -> Path:
@@ -49,35 +27,22 @@ def save(page: Markup, path: str | Path) -> Path:
     return path
 
 
-def page(rows: Sequence[Row], baseline: str, title: str, settings: Mapping[str, object], command: str | None) -> Markup:
-    """The page's HTML."""
-    claim, evidence = headline(rows)
-    place = Place()
-    return document(
-        title,
-        tag("header", tag("p", title, class_="kicker"), tag("h1", claim), tag("p", evidence, class_="lead")),
-        tag(
-            "main",
-            *compared(rows, baseline, place),
-            place.section("Time", "time", time_table(rows), _time_note()),
-            _run_section(rows, place),
-            place.section("How this was made", "made", made(settings, command)),
-        ),
-    )
+def document(title: str, *body: Markup, live: str | None = None) -> Markup:
+    """A whole page. Its policy forbids every request: what it needs is in it.
 
-
-def document(title: str, *body: Markup) -> Markup:
-    """A whole page. Its policy forbids every request: what it needs is in it."""
+    live: for a page that is served, what it was made of; it may ask its own server whether that has changed.
+    """
+    policy = POLICY if live is None else f"{POLICY}; connect-src 'self'"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
         tag("style", Markup(resource("page.css"))),
     )
-    return join(Markup("<!doctype html>\n"), tag("html", head, tag("body", *body), lang="en"), "\n")
+    return join(Markup("<!doctype html>\n"), tag("html", head, tag("body", *body), lang="en", data_live=live), "\n")
 
 
 def resource(name: str) -> str:
@@ -85,13 +50,14 @@ def resource(name: str) -> str:
     return (resources.files("prospr.lab.report") / name).read_text(encoding="utf-8")
 
 
-def compared(rows: Sequence[Row], baseline: str, place: Place) -> list[Markup]:
-    """What the rows of one setting say about the methods, a section each, where there is something to say."""
+def compared(rows: Sequence[Row], baseline: str, place: Place, behind: Behind = NOTHING) -> list[Markup]:
+    """What the rows of one setting say about the methods, a section each, where there is something to say. `behind` are
+    the paper's numbers."""
     methods = methods_of(rows)
     if baseline not in methods:
-        raise ValueError(f"baseline {baseline!r} is not among the compared methods; choose from {', '.join(methods)}")
+        raise SettingError(f"baseline {baseline!r} is not among the compared methods; choose from {', '.join(methods)}")
     return [
-        _plot_section(rows, place),
+        _plot_section(rows, place, behind),
         place.section("Differences", "differences", accuracy_table(rows, baseline), _differences_note(baseline)),
         _check_section(rows, place),
         _layer_section(rows, place),
@@ -99,30 +65,42 @@ def compared(rows: Sequence[Row], baseline: str, place: Place) -> list[Markup]:
     ]
 
 
-def _plot_section(rows: Sequence[Row], place: Place) -> Markup:
+def _plot_section(rows: Sequence[Row], place: Place, behind: Behind) -> Markup:
     legend = [tag("li", swatch(index), method) for index, method in enumerate(methods_of(rows))]
     if accuracy(cell(rows, DENSE)).n:
         legend.append(tag("li", tag("span", class_="swatch dense-swatch"), DENSE))
+    told = (
+        "Test accuracy in per cent after the last epoch. Marks are means over the seeds, bars one standard deviation, "
+        "dots single seeds. The dashed line is the dense network, its band one standard deviation."
+    )
+    switch, after = join(), join()
+    if behind.curves:
+        legend.append(tag("li", paper_swatch(), f"the paper's: {', '.join(behind.curves)}", class_="paper"))
+        told += " Thin, dashed and hollow, in the same colours, are the paper's means and deviations."
+        box = tag("input", type="checkbox", checked="", data_by="paper", value="paper")
+        switch = tag("p", tag("label", box, " the paper's numbers"), class_="switch", hidden="")
+        after = join(paper_note(behind), paper_table(rows, behind))
+    sizes = {"wide": (800, 400), "narrow": (390, 360)}
+    plots = [
+        accuracy_plot(rows, width=width, height=height, name=name, prefix=place.prefix, behind=behind)
+        for name, (width, height) in sizes.items()
+    ]
     figure = tag(
         "figure",
         tag("ul", *legend, class_="legend", aria_label="Legend"),
-        accuracy_plot(rows, width=800, height=400, name="wide", prefix=place.prefix),
-        accuracy_plot(rows, width=390, height=360, name="narrow", prefix=place.prefix),
-        tag(
-            "figcaption",
-            "Test accuracy in per cent after the last epoch. Marks are means over the seeds, bars one standard "
-            "deviation, dots single seeds. The dashed line is the dense network, its band one standard deviation.",
-        ),
+        switch,
+        *plots,
+        tag("figcaption", told),
     )
-    return place.section("Accuracy against sparsity", "accuracy", figure)
+    return place.section("Accuracy against sparsity", "accuracy", figure, after)
 
 
 def _differences_note(baseline: str) -> Markup:
     return tag(
         "p",
         f"For one seed all methods start from the same weights and see the same batches, so differences to {baseline} "
-        "are taken seed by seed. Intervals are Student's t, one comparison at a time; a filled dot marks one that "
-        "excludes zero.",
+        "are taken seed by seed. Intervals are Student's t, one comparison at a time; they are drawn "
+        "to one scale within a sparsity, and a filled dot marks one that excludes zero.",
         class_="note",
     )
 
@@ -155,20 +133,6 @@ def _density_section(rows: Sequence[Row], place: Place) -> Markup:
     return place.section("Direct and effective density", "density", figure, density_table(rows))
 
 
-def _time_note() -> Markup:
-    note = "Wall-clock time, one run after another; a network is scored once for all sparsities."
-    return tag("p", note, class_="note")
-
-
-def _run_section(rows: Sequence[Row], place: Place) -> Markup:
-    """Every run, folded away unless one failed."""
-    failed = sum(row.error is not None for row in rows)
-    summary = tag("summary", f"{len(rows)} runs, {failed} failed" if failed else f"{len(rows)} runs")
-    return place.section("Every run", "runs", tag("details", summary, run_table(rows), open="" if failed else None))
-
-
-def made(settings: Mapping[str, object], command: str | None) -> Markup:
-    """What was run, with which versions, and the line that makes the page again."""
-    pairs = [tag("div", tag("dt", name), tag("dd", value)) for name, value in settings.items()]
-    again = [] if command is None else [tag("pre", tag("code", command))]
-    return join(*again, tag("dl", *pairs)) if pairs else join(*again)
+def made(command: str) -> Markup:
+    """The line that makes the page again."""
+    return tag("pre", tag("code", command))

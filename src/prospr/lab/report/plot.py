@@ -6,10 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from prospr.lab.report.markup import Markup, join, tag
 from prospr.lab.report.words import percent, sparsity
 from prospr.lab.results import DENSE, Row, accuracies, accuracy, cell, methods_of, sparsities_of
+
+if TYPE_CHECKING:
+    from prospr.lab.report.published import Behind, Point
 
 SERIES = 8
 """Colours and marks in page.css and here; a ninth method starts over."""
@@ -39,17 +43,23 @@ class Frame:
         return self.height - self.bottom - (share - low) / (high - low) * (self.height - self.top - self.bottom)
 
 
-def accuracy_plot(rows: Sequence[Row], *, width: float, height: float, name: str, prefix: str = "") -> Markup:
-    """The plot at one size, "wide" or "narrow"; `prefix` and `name` make its ids unique on the page."""
+def accuracy_plot(
+    rows: Sequence[Row], *, width: float, height: float, name: str, prefix: str = "", behind: Behind | None = None
+) -> Markup:
+    """The plot at one size, "wide" or "narrow"; `prefix` and `name` make its ids unique on the page. `behind` are the
+    paper's curves."""
     methods, sparsities = methods_of(rows), sparsities_of(rows)
-    ticks = y_ticks(rows)
+    theirs = [] if behind is None else [point for points in behind.curves.values() for point in points]
+    ticks = y_ticks(rows, theirs)
     room = 52 + 7.5 * max(len(name) for name in [*methods, DENSE])  # for the names at the lines' ends
-    frame = Frame(width, height, (sparsities[0], sparsities[-1]), (ticks[0], ticks[-1]), room)
+    shares = [*sparsities, *(point.sparsity for point in theirs if point.sparsity)]
+    frame = Frame(width, height, (min(shares), max(shares)), (ticks[0], ticks[-1]), room)
     summary = f"Test accuracy of {', '.join(methods)} at {', '.join(map(sparsity, sparsities))} sparsity"
     parts = [
         tag("title", "Test accuracy against sparsity", id=f"{prefix}{name}-title"),
         tag("desc", f"{summary}. The numbers are in the table below.", id=f"{prefix}{name}-desc"),
         _axes(frame, sparsities, ticks),
+        *(_paper(frame, rows, behind) if behind is not None else ()),
         _dense(frame, rows),
         *(_series(frame, rows, index) for index in range(len(methods))),
         _labels(frame, rows),
@@ -64,8 +74,8 @@ def accuracy_plot(rows: Sequence[Row], *, width: float, height: float, name: str
     )
 
 
-def y_ticks(rows: Sequence[Row]) -> list[float]:
-    """Four to eight round values that hold every accuracy and every bar.
+def y_ticks(rows: Sequence[Row], theirs: Sequence[Point] = ()) -> list[float]:
+    """Four to eight round values that hold every accuracy and every bar, and the paper's.
 
     >>> y_ticks([Row("snip", 0.9, 0, 0.61), Row("dense", 0.0, 0, 0.98)])
     [0.6, 0.7, 0.8, 0.9, 1.0]
@@ -77,12 +87,20 @@ def y_ticks(rows: Sequence[Row]) -> list[float]:
             spread = accuracy(here)
             edges += accuracies(here).values()
             edges += [spread.mean - spread.sd, spread.mean + spread.sd] if spread.n > 1 else []
+    edges += [edge for point in theirs for edge in (point.mean - (point.sd or 0.0), point.mean + (point.sd or 0.0))]
     low, high = max(0.0, min(edges, default=0.0)), min(1.0, max(edges, default=1.0))
     if low >= high:
         low, high = max(0.0, low - 0.05), min(1.0, high + 0.05)
     step = next(s for s in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2) if (high - low) / s <= 6)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(step * index, 4) for index in range(first, last + 1)]
+
+
+def paper_swatch() -> Markup:
+    """The mark and line of the paper's numbers, in no method's colour."""
+    parts = [tag("line", x1=1, y1=7, x2=25, y2=7, class_="line"), mark(13, 7, 0)]
+    drawing = tag("svg", *parts, viewBox="0 0 26 14", class_="swatch", aria_hidden="true")
+    return tag("span", drawing, class_="paper unnamed")
 
 
 def swatch(index: int) -> Markup:
@@ -159,10 +177,36 @@ def _dense(frame: Frame, rows: Sequence[Row]) -> Markup:
     return tag("g", *parts, class_="dense")
 
 
+def _paper(frame: Frame, rows: Sequence[Row], behind: Behind) -> list[Markup]:
+    """The paper's curves, each in the colour and at the side of ours."""
+    methods, drawn = methods_of(rows), []
+    for method, points in behind.pruned.items():
+        index = methods.index(method) if method in methods else len(methods)
+        shift = _shift(frame, rows, index)
+        path, bars, marks = [], [], []
+        for point in points:
+            x, y = frame.x(point.sparsity) + shift, frame.y(point.mean)
+            path.append(f"{x:.1f},{y:.1f}")
+            spread = "" if point.sd is None else f" (sd {percent(point.sd)})"
+            marks.append(mark(x, y, index, f"{method} at {sparsity(point.sparsity)}, the paper's: "
+                                           f"{percent(point.mean)} %{spread}"))  # fmt: skip
+            if point.sd:
+                low, high = frame.y(point.mean - point.sd), frame.y(point.mean + point.sd)
+                bars.append(tag("path", d=f"M{x:.1f} {low:.1f}V{high:.1f}"))
+        line = tag("polyline", points=" ".join(path), class_="line")
+        style = f"paper series-{index % SERIES}"
+        drawn.append(tag("g", line, tag("g", *bars, class_="bars"), *marks, class_=style))
+    if behind.dense is not None:
+        y, told = frame.y(behind.dense), f"{DENSE}, the paper's: {percent(behind.dense)} %"
+        ends = {"x1": frame.left, "x2": frame.width - frame.right, "y1": y, "y2": y}
+        drawn.append(tag("g", tag("line", tag("title", told), **ends, class_="line"), class_="paper unnamed"))
+    return drawn
+
+
 def _series(frame: Frame, rows: Sequence[Row], index: int) -> Markup:
     methods = methods_of(rows)
     method = methods[index]
-    shift = _step(frame, rows) * (index - (len(methods) - 1) / 2)
+    shift = _shift(frame, rows, index)
     path, dots, bars, marks = [], [], [], []
     for share in sparsities_of(rows):
         here = cell(rows, method, share)
@@ -181,6 +225,11 @@ def _series(frame: Frame, rows: Sequence[Row], index: int) -> Markup:
         marks.append(mark(x, y, index, _told(method, rows, share)))
     line = tag("polyline", points=" ".join(path), class_="line")
     return tag("g", line, tag("g", *bars, class_="bars"), *dots, *marks, class_=f"series-{index % SERIES}")
+
+
+def _shift(frame: Frame, rows: Sequence[Row], index: int) -> float:
+    """How far to the side of its sparsity a method stands."""
+    return _step(frame, rows) * (index - (len(methods_of(rows)) - 1) / 2)
 
 
 def _step(frame: Frame, rows: Sequence[Row]) -> float:

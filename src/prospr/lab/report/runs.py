@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prospr.errors import FolderError, SettingError
-from prospr.lab.report.cost import cost_table
+from prospr.lab.report.cost import cost_note, cost_table
 from prospr.lab.report.curves import curves, lines_of
 from prospr.lab.report.every import failed_list, settings_table
+from prospr.lab.report.histograms import histogram_section, histograms
 from prospr.lab.report.markup import Markup, Place, join, tag
 from prospr.lab.report.overlap import chosen, overlap_table, overlaps
 from prospr.lab.report.page import compared, document, made, resource, save
+from prospr.lab.report.published import behind
 from prospr.lab.report.setups import Setup, setups
 from prospr.lab.report.words import headline, percent
 from prospr.lab.results import DENSE, accuracy, cell, methods_of
@@ -48,13 +50,15 @@ def report_runs(
     ...     results = run_many([Experiment(method=m, training=short) for m in ("dense", "snip")], folder)
     ...     page = report_runs([folder], Path(folder) / "report.html").read_text(encoding="utf-8")
     >>> page.count("<h2"), "snip" in page
-    (6, True)
+    (7, True)
     """
     return save(runs_page(gather(runs), baseline, title or TITLE, command), Path(path))
 
 
-def runs_page(found: Gathered, baseline: str | None, title: str, command: str | None) -> Markup:
-    """The page's HTML."""
+def runs_page(
+    found: Gathered, baseline: str | None, title: str, command: str | None, live: str | None = None
+) -> Markup:
+    """The page's HTML. `live`: see `document`; the page then asks its server for news."""
     if not found.records:
         reasons = "; ".join(f"{path}: {reason}" for path, reason in found.unread.items())
         raise FolderError(f"no run could be read ({reasons})")
@@ -82,10 +86,18 @@ def runs_page(found: Gathered, baseline: str | None, title: str, command: str | 
             *shown,
             place.section("Failed runs", "failed", failed_list(records, found.unread)) if failed else join(),
             place.section("Every run", "runs", tag("p", _counted(found), class_="note"), settings_table(records)),
-            place.section("How this page was made", "made", made({}, command)) if command else join(),
+            place.section("How this page was made", "made", made(command)) if command else join(),
         ),
-        tag("script", Markup(resource("page.js"))),
+        *scripts(live),
+        live=live,
     )
+
+
+def scripts(live: str | None) -> list[Markup]:
+    """The page's script, and for a page that is served what asks for news and says that it does."""
+    shown = [] if live is None else [tag("p", class_="live", role="status")]
+    names = ["page.js"] if live is None else ["page.js", "live.js"]
+    return [*shown, *(tag("script", Markup(resource(name))) for name in names)]
 
 
 def told(part: Setup) -> tuple[str, str]:
@@ -117,17 +129,21 @@ def _sections(part: Setup, baseline: str | None, place: Place) -> list[Markup]:
     shown = []
     if methods:
         usual = USUAL_BASELINE if USUAL_BASELINE in methods else methods[0]
-        shown = compared(rows, baseline if baseline in methods else usual, place)
+        shown = compared(rows, baseline if baseline in methods else usual, place, behind(part))
         shown += _named(part)
-    if lines_of(part):
-        shown.append(place.section("Training curves", "curves", curves(part, place.prefix)))
+    scores = histograms(part)
+    if scores is not None:
+        inner = histogram_section(scores, part.methods, place.prefix)
+        shown.append(place.section("The scores behind the masks", "scores", inner))
     masks = chosen(part)
     overlap = overlaps(masks) if masks else None
     if overlap is not None:
         shown.append(place.section("Where methods agree", "overlap", overlap_table(overlap)))
+    if lines_of(part):
+        shown.append(place.section("Training curves", "curves", curves(part, place.prefix)))
     if any(record.state == "done" for record in part.records):
-        note = "Each run is scored and trained on its own; a masked network computes with its zeros."
-        shown.append(place.section("Time and size", "cost", cost_table(part), tag("p", note, class_="note")))
+        note = tag("p", cost_note(part), class_="note")
+        shown.append(place.section("Time, memory and size", "cost", cost_table(part), note))
     return shown
 
 

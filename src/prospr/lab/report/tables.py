@@ -1,15 +1,15 @@
-"""The page's tables: accuracies and paired differences, layer densities, times, every run."""
+"""The page's tables: accuracies and paired differences, sanity checks, layer densities."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from prospr.lab.report.markup import Markup, join, tag
+from prospr.lab.report.markup import Markup, tag
 from prospr.lab.report.plot import swatch
-from prospr.lab.report.words import NONE, density, duration, interval, percent, points, sparsity
+from prospr.lab.report.words import NONE, density, interval, percent, points, sparsity
 from prospr.lab.results import DENSE, Row, accuracy, cell, checks_of, difference, methods_of, sparsities_of
-from prospr.lab.stats import Summary, summarise
+from prospr.lab.stats import Summary
 
 FAINTEST = 1e-3
 """The density that gets the heat map's faintest colour; the scale is logarithmic up to 1."""
@@ -34,15 +34,17 @@ def accuracy_table(rows: Sequence[Row], baseline: str) -> Markup:
         for method in methods_of(rows)
         if method != baseline
     }
-    edges = [abs(edge) for versus in differences.values() for edge in (versus.low, versus.high)]
-    reach = max((edge for edge in edges if edge > 0), default=1.0)
+    reach = {
+        share: _reach([versus for (_, at), versus in differences.items() if at == share])
+        for share in sparsities_of(rows)
+    }
     groups = {
         _heading(share): [
             tag(
                 "tr",
                 tag("th", swatch(index), method, scope="row"),
                 *_spread(cell(rows, method, share)),
-                *_difference(differences.get((method, share)), reach),
+                *_difference(differences.get((method, share)), reach[share]),
             )
             for index, method in enumerate(methods_of(rows))
         ]
@@ -97,42 +99,8 @@ def heat_scale() -> Markup:
     return tag("p", "colour: ", *steps, " % kept; ", empty, class_="scale")
 
 
-def time_table(rows: Sequence[Row]) -> Markup:
-    """Scoring and training times of every method."""
-    body = []
-    for index, method in enumerate([*methods_of(rows), DENSE]):
-        here = cell(rows, method)
-        scores = {row.seed: row.score_seconds for row in here if row.score_seconds is not None}
-        scoring = summarise(list(scores.values()))
-        training = summarise([row.train_seconds for row in here if row.train_seconds is not None])
-        ratio = NONE if not scoring.n or not training.n else f"{100 * scoring.mean / training.mean:.1f} %"
-        name = tag("th", method, scope="row") if method == DENSE else tag("th", swatch(index), method, scope="row")
-        body.append(tag("tr", name, tag("td", _time(scoring)), tag("td", _time(training)), tag("td", ratio)))
-    head = ["method", "scoring", "training", "scoring / training"]
-    return table("Time to score a network once, and to train it: mean and deviation", head, {"": body}, "numbers")
-
-
-def run_table(rows: Sequence[Row]) -> Markup:
-    """Every run, failed ones with their error."""
-    body = []
-    for row in rows:
-        kept = NONE if row.kept is None else f"{row.kept:,} of {row.total:,}"
-        values = [sparsity(row.sparsity), str(row.seed), kept, percent(row.accuracy)]
-        cells = [tag("td", value) for value in values]
-        name = f"{row.method}, {row.check}" if row.check else row.method
-        body.append(tag("tr", tag("th", name, scope="row"), *cells, tag("td", row.error or "", class_="error")))
-    head = ["method", "sparsity", "seed", "weights kept", "accuracy %", "error"]
-    return table("Every run", head, {"": body}, "numbers")
-
-
 def _heading(share: float) -> str:
     return f"{sparsity(share)} sparsity"
-
-
-def _time(spread: Summary) -> Markup:
-    if math.isnan(spread.sd):
-        return join(duration(spread.mean))
-    return join(duration(spread.mean), tag("span", f" (sd {duration(spread.sd)})", class_="sd"))
 
 
 def _spread(here: Sequence[Row]) -> list[Markup]:
@@ -152,8 +120,14 @@ def _difference(versus: Summary | None, reach: float) -> list[Markup]:
     ]
 
 
+def _reach(differences: Sequence[Summary]) -> float:
+    """How far from zero any of these intervals goes; those of one seed have none."""
+    edges = [abs(edge) for versus in differences for edge in (versus.low, versus.high)]
+    return max((edge for edge in edges if edge > 0), default=1.0)
+
+
 def _whisker(versus: Summary, reach: float) -> Markup | str:
-    """The interval as a line beside zero, on one scale for the whole table."""
+    """The interval as a line beside zero, on one scale for all methods of a sparsity."""
     if math.isnan(versus.low):
         return NONE
     low, mean, high = (60 + 56 * value / reach for value in (versus.low, versus.mean, versus.high))

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ class RunResult:
     epochs: one table an epoch: "epoch", "loss", "train", "lr", "seconds", and "validation" and "test" where seen.
     sizes: parameters before and after, weights kept, density of every layer.
     seconds: "score" and "train", tests not included.
+    memory: bytes on the GPU, empty on a CPU: "score", what the scoring added at its peak; "train", all that the process
+        held at the peak of the training, with its data and that of the "together" runs it trained side by side.
     steps: of training, in all epochs.
     environment: versions, git revision, device, command.
     notes: anything unusual, such as a damaged checkpoint.
@@ -48,6 +50,7 @@ class RunResult:
     sizes: Mapping[str, Any]
     seconds: Mapping[str, float]
     environment: Mapping[str, Any]
+    memory: Mapping[str, int] = field(default_factory=dict)
     steps: int = 0
     notes: Sequence[str] = ()
     error: str | None = None
@@ -81,6 +84,7 @@ class RunFolder:
     byol.pt           first weights by BYOL, while they are needed
     first/, rewind/   the training before a pruning after training, while it is needed
     masks.safetensors what the method keeps (not for "dense")
+    scores.json       how many weights of which score it kept and removed (not for sanity checks)
     plan.json         the smaller network, where one is trained
     metrics.jsonl     a line an epoch
     checkpoint.safetensors, checkpoint.previous.safetensors
@@ -97,6 +101,7 @@ class RunFolder:
         self.masks, self.plan = self.path / "masks.safetensors", self.path / "plan.json"
         self.pretrained, self.lock = self.path / "byol.pt", self.path / "lock"
         self._experiment, self._metrics = self.path / "experiment.json", self.path / "metrics.jsonl"
+        self._scores = self.path / "scores.json"
         self._result, self._error = self.path / "result.json", self.path / "error.json"
 
     @property
@@ -118,6 +123,10 @@ class RunFolder:
             return
         content = {"schema": SCHEMA, "identity": experiment.identity, "label": experiment.label}
         write_json(self._experiment, {**content, "experiment": experiment.to_dict(), "recipe": recipe})
+
+    def write_scores(self, content: Mapping[str, Any]) -> None:
+        """What `prospr.lab.runs.scores` counted."""
+        write_json(self._scores, {"schema": SCHEMA, "identity": self.experiment.identity, **content})
 
     def write_metrics(self, epochs: Sequence[Any]) -> None:
         """All epochs so far, so that the file never has more than the training."""
@@ -160,6 +169,7 @@ class RunFolder:
                 sizes=stored["sizes"],
                 seconds=stored["seconds"],
                 environment=stored["environment"],
+                memory=stored.get("memory", {}),
                 steps=stored["steps"],
                 notes=stored["notes"],
             )

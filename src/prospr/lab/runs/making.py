@@ -16,18 +16,21 @@ from torch import Tensor, nn
 import prospr
 from prospr.channels.plan import Plan
 from prospr.channels.shrink import fit_weights
-from prospr.errors import SettingError
+from prospr.errors import CollapseError, SettingError
 from prospr.lab.data import Batches, CropFlip, Dataset, Files, Split, Stream, datasets, load
 from prospr.lab.experiment import DENSE, Experiment, Pruning
 from prospr.lab.models import build, initialise, networks
 from prospr.lab.models.packages import from_package
 from prospr.lab.progress import Report
+from prospr.lab.runs.scores import Inverted, Watched
 from prospr.lab.seeds import derive
 from prospr.lab.tasks import Task, classification, segmentation
 from prospr.masks.patterns import Granularity, parse
 from prospr.registry import Method, find
 
-__all__ = ["Loader", "Parts", "check", "method_of", "network"]
+__all__ = ["Loader", "Parts", "Scored", "check", "method_of", "network"]
+
+OTHER_WEIGHTS = 1_000_003  # added to a seed: that of redrawn weights
 
 
 def check(experiment: Experiment) -> None:
@@ -87,7 +90,20 @@ def method_of(experiment: Experiment) -> Method:
         rule = replace(rule, rounds=pruning.rounds)
     if pruning.redraw:
         rule = replace(rule, redraw=True)
+    if pruning.check == "redrawn" and (pruning.after_training or experiment.training.byol):
+        raise SettingError("pruning.check='redrawn' draws weights anew, and here they are learned; leave one out")
+    if pruning.check == "inverted":
+        if rule.rounds > 1:
+            raise SettingError(
+                f"pruning.check='inverted': {experiment.method!r} scores anew in each of its {rule.rounds} rounds, so "
+                "it has no one score to invert; use 'shuffled' or 'redrawn'"
+            )
+        rule = replace(rule, score=Inverted(rule.score))
     granularity = method.granularity if pruning.granularity is None else _granularity(pruning.granularity)
+    if pruning.check == "shuffled" and granularity != "weight":
+        raise SettingError(
+            f"pruning.check='shuffled' moves single weights, and {granularity} go whole; use 'redrawn' or 'inverted'"
+        )
     if granularity == "channel":
         if pruning.scope not in (None, "global", "layer"):
             raise SettingError(
@@ -140,7 +156,7 @@ class Parts:
     data: Dataset
     device: torch.device
     workers: int = 0
-    start: Mapping[str, Tensor] | None = None
+    learned: Mapping[str, Tensor] | None = None
     """First weights in place of drawn ones: those of BYOL."""
 
     @cached_property
@@ -160,11 +176,20 @@ class Parts:
         return train.inputs(0, 1)
 
     def network(self) -> nn.Module:
-        """The network with its first weights, the same every time."""
-        model = network(self.experiment, self.data.num_classes, self.example.shape[1]).to(self.device)
-        if self.start is not None:
-            model.load_state_dict(self.start)
-        elif self.experiment.training.byol:
+        """The network with its first weights, the same every time: what is scored."""
+        return self._network(self.experiment)
+
+    def start(self) -> nn.Module:
+        """The network as its training begins: that, or with other weights where the sanity check says so."""
+        one = self.experiment
+        redrawn = one.method != DENSE and one.pruning.check == "redrawn"
+        return self._network(replace(one, seed=one.seed + OTHER_WEIGHTS) if redrawn else one)
+
+    def _network(self, experiment: Experiment) -> nn.Module:
+        model = network(experiment, self.data.num_classes, self.example.shape[1]).to(self.device)
+        if self.learned is not None:
+            model.load_state_dict(self.learned)
+        elif experiment.training.byol:
             raise SettingError("training.byol starts from weights that are learned first; `prospr run` does")
         return model
 
@@ -184,19 +209,20 @@ class Parts:
         assert isinstance(train, Split)
         return train.batches(batch_size, seed, CropFlip(pad, flip) if pad or flip else None)
 
-    def score(self, model: nn.Module | None = None) -> prospr.Masks:
-        """What the method keeps of the network with its first weights, or of `model`, which has masks on then."""
+    def score(self, model: nn.Module | None = None) -> Scored:
+        """What the method keeps of the network with its first weights, or of `model`, and the scores it went by."""
         experiment, pruning = self.experiment, self.experiment.pruning
         method = method_of(experiment)
+        watched = Watched(method.rule.score)
         if model is None:
             if pruning.after_training:
                 raise SettingError("pruning.after_training prunes a trained network; `prospr run` trains it first")
             model = self.network()
-        return prospr.prune(
+        masks = prospr.prune(
             model,
             self.batches(pruning.score_batch_size),
             experiment.sparsity,
-            method=method,
+            method=replace(method, score=replace(method.rule, score=watched)),
             loss=self.task.loss,
             keep_per_layer=pruning.keep_per_layer,
             budget=pruning.budget,
@@ -205,6 +231,26 @@ class Parts:
             example=self.example,
             seed=experiment.seed,
         )
+        return Scored(self._shuffled(masks) if pruning.check == "shuffled" else masks, watched)
+
+    def _shuffled(self, masks: prospr.Masks) -> prospr.Masks:
+        """The sanity check's masks; an error where they cut the network, as with the method's own."""
+        moved = prospr.sanity.shuffle(masks, self.experiment.seed)
+        if prospr.inspect(self.network(), moved, self.example).connected is False:
+            raise CollapseError("no path is left from the network's input to its output; lower the sparsity")
+        return moved
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Masks, and the scores they were chosen by."""
+
+    masks: prospr.Masks
+    _watched: Watched
+
+    def summary(self) -> dict[str, Any]:
+        """Counts of the scores that were kept and removed; see `prospr.lab.runs.scores`."""
+        return self._watched.summary(self.masks)
 
 
 def network(experiment: Experiment, num_classes: int, in_channels: int) -> nn.Module:

@@ -33,6 +33,7 @@ class Record:
     epochs: Sequence[Mapping[str, float]] = ()
     sizes: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     error: str | None = None
@@ -88,7 +89,7 @@ def read(place: RunFolder) -> Record:
     if place.done:
         r = place.result()
         return Record(
-            one, path, "done", r.headline, r.figures, r.epochs, r.sizes, r.seconds, r.environment, r.notes
+            one, path, "done", r.headline, r.figures, r.epochs, r.sizes, r.seconds, r.memory, r.environment, r.notes
         )  # fmt: skip
     failed, epochs = place.error(), place.metrics()
     if failed is None:
