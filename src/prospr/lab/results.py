@@ -100,7 +100,8 @@ def load(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
     gathered = gather(folder for folder in several if any(Path(folder).glob("*/experiment.json")))
     for path, why in gathered.unread.items():
         raise FolderError(f"{path}: this run cannot be read ({why}); mend it, or take it out of the folder")
-    rows = [row_of(record, _method(record.experiment)) for record in gathered.records if record.state != "unfinished"]
+    ended = [record for record in gathered.records if record.state != "unfinished"]
+    rows = [row_of(record, method_name(record.experiment)) for record in ended]
     order = sorted(rows, key=lambda row: (row.method != DENSE, row.method, row.sparsity, row.seed))
     return sorted(order, key=lambda row: (row.dataset, row.network, row.setup))
 
@@ -252,7 +253,13 @@ def row_of(record: Record, method: str) -> Row:
     )
 
 
-def _method(one: Experiment) -> str:
+def method_name(one: Experiment) -> str:
+    """The method, with its settings where they were changed.
+
+    >>> from prospr.lab.experiment import Pruning
+    >>> method_name(Experiment(pruning=Pruning(steps=1)))
+    'prospr (steps=1)'
+    """
     changes = [] if one.method == DENSE else [text for name, text in one.differences() if name.startswith("pruning.")]
     return f"{one.method} ({', '.join(changes)})" if changes else one.method
 
