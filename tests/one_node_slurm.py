@@ -30,7 +30,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=3
+AuthInfo=socket={folder}/munge.socket,cred_expire=6
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -94,6 +94,7 @@ def one_node_slurm(patience: float = 30.0):
         _wait(environment, servers, folder, patience)
         yield environment
     finally:
+        _end_jobs(folder)
         for server in reversed(servers):
             server.terminate()
         for server in reversed(servers):
@@ -114,6 +115,18 @@ def _wait(environment, servers, folder, patience) -> None:
         time.sleep(0.2)
     said = "".join(path.read_text() for pattern in ("*.out", "*.log") for path in sorted(folder.glob(pattern)))
     raise NoSlurmError(f"it did not start:\n{said[-3000:]}")
+
+
+def _end_jobs(folder: Path, patience: float = 10.0) -> None:
+    """Jobs outlive the servers."""
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    quiet = {"env": environment, "capture_output": True, "timeout": patience}
+    end = time.monotonic() + patience
+    with suppress(subprocess.SubprocessError):
+        subprocess.run(["scancel", "--signal=KILL", "--full", f"--user={getpass.getuser()}"], **quiet)
+        subprocess.run(["scancel", f"--user={getpass.getuser()}"], **quiet)
+        while time.monotonic() < end and subprocess.run(["squeue", "-h"], **quiet).stdout.strip():
+            time.sleep(0.2)
 
 
 def _free_port() -> int:

@@ -55,11 +55,11 @@ class Task:
     def _outcomes(self, group: Group, progress: Report | None) -> dict[str, str]:
         from prospr.lab.run import reason, run_many
 
-        root = self.options.root
-        loader = _loader(self.device, None if root is None else os.fspath(root), self.options.download)
-        how: dict[str, Any] = {"together": self.together, "options": self.options, "loader": loader, "wait": False}
+        options, root = self.options, self.options.root
+        how: dict[str, Any] = {"together": self.together, "options": options, "wait": False}
         try:
-            found = run_many(group, self.folder, self.device, progress, **how)
+            loader = _loader(self.device, None if root is None else os.fspath(root), options.download)
+            found = run_many(group, self.folder, self.device, progress, loader=loader, **how)
         except Exception as error:  # noqa: BLE001  whatever it was, the other runs go on
             if len(group) > 1:
                 return {key: value for one in group for key, value in self._outcomes([one], progress).items()}
