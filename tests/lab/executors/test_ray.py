@@ -6,7 +6,6 @@ import sys
 import pytest
 from sweeps import (
     SMALL,
-    Deadly,
     KilledOnce,
     check_like_plain_runs,
     check_resumed,
@@ -17,7 +16,6 @@ from prospr.errors import PruningError, SettingError
 from prospr.lab.executors import Ray
 from prospr.lab.grid import changed, grid
 from prospr.lab.run import Options
-from prospr.lab.runs.folder import RunFolder
 from prospr.lab.sweep import sweep
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'prospect-pruning[ray]'")
@@ -31,6 +29,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_loses_nothing_and_nothing_is_done_twice(tmp_path, cluster):
     wanted = [*grid(SMALL, seed=range(3)), changed(SMALL, method="magnitude", sparsity=0.999)]
     options = Options(save_every=0, loggers=[KilledOnce])
@@ -42,14 +41,6 @@ def test_a_worker_that_is_killed_loses_nothing_and_nothing_is_done_twice(tmp_pat
     check_unbroken(results[2])
     check_like_plain_runs(results[:3], tmp_path / "plain")
     assert ray.is_initialized()
-
-
-def test_a_run_that_kills_its_worker_is_given_up(tmp_path, cluster):
-    wanted = grid(SMALL, seed=range(2))
-    results = sweep(wanted, tmp_path, "cpu", options=Options(loggers=[Deadly]), executor=Ray())
-    assert results[0].error is None
-    assert results[1].error == "2 workers died at it; the last was a worker of Ray (WorkerCrashedError)"
-    assert RunFolder(wanted[1], tmp_path).error()["error"] == results[1].error
 
 
 def test_a_cluster_that_is_not_there_or_too_small(tmp_path):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -63,6 +65,7 @@ class Task:
         except Exception as error:  # noqa: BLE001  whatever it was, the other runs go on
             if len(group) > 1:
                 return {key: value for one in group for key, value in self._outcomes([one], progress).items()}
+            _record(RunFolder(group[0], self.folder), reason(error), "".join(traceback.format_exception(error)))
             return {group[0].identity: reason(error)}
         return {one.experiment.identity: self._outcome(one) for one in found}
 
@@ -202,17 +205,10 @@ class Front:
             self._waiting.insert(0, [one])
             return
         error = f"{ATTEMPTS} workers died at it; the last was {who}"
-        place.path.mkdir(parents=True, exist_ok=True)
-        try:
-            with locked(place.lock):
-                if place.done:
-                    self._take(place.result())
-                    return
-                place.fail({"error": error, "traceback": "", "when": _now(), "environment": {}})
-        except BusyError:  # somebody else is at it
+        if _record(place, error):
+            self._take(place.failure(error))
+        else:
             self._waiting.append([one])
-            return
-        self._take(place.failure(error))
 
     def _shows(self, place: RunFolder) -> bool:
         """Wait for the result that a worker says it has written."""
@@ -237,10 +233,24 @@ class Front:
         return RunFolder(one, self._folder)
 
 
-def _now() -> str:
+def _record(place: RunFolder, error: str, trace: str = "") -> bool:
+    """Write down that a run failed, where it has not done so itself; False where somebody else is at it, or was."""
     from prospr.lab.runs.environment import now
 
-    return now()
+    try:
+        place.path.mkdir(parents=True, exist_ok=True)
+        with locked(place.lock):
+            if place.done:
+                return False
+            if (place.error() or {}).get("error") != error:
+                with suppress(FolderError):  # which may be the very error
+                    place.begin()
+                place.fail({"error": error, "traceback": trace, "when": now(), "environment": {}})
+    except BusyError:
+        return False
+    except (FolderError, OSError):  # a disk that is full, a folder that may not be written: the result says it
+        pass
+    return True
 
 
 @lru_cache(maxsize=1)

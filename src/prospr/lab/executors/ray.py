@@ -98,8 +98,9 @@ class _Tasks:
         try:
             return Ended(group, self._ray.get(reference))
         except self._ray.exceptions.RayTaskError as error:  # it could not be begun there: a module that is missing
-            why = " ".join(str(error.cause if error.cause is not None else error).split())
-            return Ended(group, {one.identity: f"{type(error.cause).__name__}: {why}" for one in group})
+            why = error.cause or error
+            text = f"{type(why).__name__}: {' '.join(str(why).split())}"
+            return Ended(group, dict.fromkeys((one.identity for one in group), text))
         except self._ray.exceptions.RayError as error:
             return Ended(group, None, f"a worker of Ray ({type(error).__name__})")
 

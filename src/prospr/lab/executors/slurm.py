@@ -8,14 +8,15 @@ and waits for them, and sends the rest.
 
 from __future__ import annotations
 
-import getpass
+import os
 import shutil
 import signal
 import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ class Slurm:
             "cpus_per_task": self.cpus,
             "signal_delay_s": min(WARNING, 15 * self.minutes),
             "array_parallelism": self.at_once,
+            "srun_args": [f"--cpus-per-task={self.cpus}"],  # Slurm 22.05 and later do not take it from sbatch
             "additional_parameters": {"requeue": True, **extra},
             **{key: value for key, value in given.items() if value is not None},
         }
@@ -144,6 +146,20 @@ def _die_of_failed_requeues() -> None:
             raise SystemExit(f"prospr: the job could not be put back into the queue: {error}") from error
 
     signal.signal(number, handler)
+
+
+@contextmanager
+def _outside_of_jobs() -> Generator[None, None, None]:
+    """Where the front is itself in a job, jobs are not to take that one's settings from the environment."""
+    inherited = {
+        name: value for name, value in os.environ.items() if name.startswith("SLURM_") and name != "SLURM_CONF"
+    }
+    for name in inherited:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(inherited)
 
 
 Key = tuple[str, int]  # a job: the name of its array, and its number in it
@@ -205,7 +221,8 @@ class _Jobs:
         executor = submitit.SlurmExecutor(folder=self._home / name, max_num_timeout=1_000_000)  # `checkpoint` decides
         executor.update_parameters(**self._settings.parameters(name))
         try:
-            jobs = executor.submit_array([Element(self._task, group) for group in groups])
+            with _outside_of_jobs():
+                jobs = executor.submit_array([Element(self._task, group) for group in groups])
         except (subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
             self._forget(name)
             raise SettingError(f"executor 'slurm': sbatch refused the jobs: {' '.join(str(error).split())}") from error
@@ -252,10 +269,12 @@ class _Jobs:
 
     def _queue(self) -> dict[Key, str]:
         """{job: Slurm's number of it} of this user's jobs that wait, run, or are being ended."""
-        command = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%j|%F|%K"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise PruningError(f"squeue failed: {done.stderr.strip()}; the jobs go on, and so does the same command")
+        command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%j|%F|%K"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        except subprocess.SubprocessError as error:
+            why = (getattr(error, "stderr", None) or str(error)).strip()
+            raise PruningError(f"squeue failed: {why}; jobs go on, and the same command finds them again") from error
         found: dict[Key, str] = {}
         for line in done.stdout.splitlines():
             name, job, number = line.rsplit("|", 2)
@@ -277,7 +296,7 @@ class _Jobs:
             return
         for name in self._sent:
             if kind is not None:
-                subprocess.run(["scancel", f"--name={name}", f"--user={getpass.getuser()}"], check=False)
+                subprocess.run(["scancel", f"--name={name}", f"--user={os.getuid()}"], check=False)
             self._forget(name)
 
 
