@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from sweeps import (
     SMALL,
     Deadly,
@@ -16,9 +17,11 @@ from sweeps import (
     wait_for,
 )
 
+from prospr.errors import FolderError
 from prospr.lab.executors import Processes
-from prospr.lab.executors.front import Front
+from prospr.lab.executors.front import DONE, Ended, Front, Task
 from prospr.lab.grid import changed, grid
+from prospr.lab.results import load
 from prospr.lab.run import Options, run
 from prospr.lab.runs.files import is_locked, locked
 from prospr.lab.runs.folder import RunFolder
@@ -109,3 +112,21 @@ def test_what_somebody_else_is_at_is_left_for_later(tmp_path):
 
 def test_the_threads_are_shared_out():
     assert Processes(2).threads() == 1
+
+
+def test_a_failure_outside_of_a_run_is_recorded_too(tmp_path):
+    """Such as a node that has no GPU."""
+    task = Task(str(tmp_path), "cuda:7", 1, Options(), 1)
+    outcomes = task.run([SMALL])
+    assert outcomes[SMALL.identity].startswith(("SettingError", "AcceleratorError", "RuntimeError"))
+    place = RunFolder(SMALL, tmp_path)
+    assert place.error()["error"] == outcomes[SMALL.identity]
+    (row,) = load(tmp_path)
+    assert row.error == outcomes[SMALL.identity]
+
+
+def test_a_result_that_a_worker_wrote_elsewhere_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("prospr.lab.executors.front.GRACE", 0.1)
+    front = Front([SMALL], tmp_path, None)
+    with pytest.raises(FolderError, match="must be on a file system that this machine and the workers share"):
+        front._settle(Ended([SMALL], {SMALL.identity: DONE}))

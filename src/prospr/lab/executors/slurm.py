@@ -151,11 +151,8 @@ def _die_of_failed_requeues() -> None:
 @contextmanager
 def _outside_of_jobs() -> Generator[None, None, None]:
     """Where the front is itself in a job, jobs are not to take that one's settings from the environment."""
-    inherited = {
-        name: value for name, value in os.environ.items() if name.startswith("SLURM_") and name != "SLURM_CONF"
-    }
-    for name in inherited:
-        del os.environ[name]
+    names = [name for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"]
+    inherited = {name: os.environ.pop(name) for name in names}
     try:
         yield
     finally:
