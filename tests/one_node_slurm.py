@@ -90,7 +90,11 @@ def one_node_slurm(patience: float = 30.0):
         for command in (["munged", *munge], ["slurmctld", "-D"], ["slurmd", "-D"]):
             with (folder / f"{command[0]}.out").open("w") as out:
                 program = [_which(command[0]), *command[1:]]
-                servers.append(subprocess.Popen(program, env=environment, stdout=out, stderr=subprocess.STDOUT))
+                servers.append(
+                    subprocess.Popen(
+                        program, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                    )
+                )
         _wait(environment, servers, folder, patience)
         yield environment
     finally:

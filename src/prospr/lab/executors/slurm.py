@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,7 @@ class _Jobs:
         self._ids: dict[Key, str] = {}  # Slurm's
         self._absences: Counter[Key] = Counter()
         self._sent: list[str] = []  # arrays of this front
+        self._adopted: list[str] = []  # of fronts before
         self._lost: set[str] = set()  # arrays with a job that died: their logs are kept
         self._failures = 0
         self._looked = -settings.poll
@@ -200,6 +201,7 @@ class _Jobs:
                 mine = [wanted.pop(identity) for identity in identities if identity in wanted and number in present]
                 if mine:
                     self._groups[name, number] = mine
+                    self._adopted.append(name)
         self._ids |= {key: queue[key] for key in self._groups}
         left = [[one for one in group if one.identity in wanted] for group in groups]
         return [group for group in left if group]
@@ -293,8 +295,13 @@ class _Jobs:
             return
         for name in self._sent:
             if kind is not None:
-                subprocess.run(["scancel", f"--name={name}", f"--user={os.getuid()}"], check=False)
+                with suppress(subprocess.TimeoutExpired):  # the controller is away; then they go on
+                    subprocess.run(["scancel", f"--name={name}", f"--user={os.getuid()}"], check=False, timeout=60)
             self._forget(name)
+        for name in set(self._adopted):
+            runs = [run for group in self._recorded(self._home / f"{name}.json") for run in group]
+            if all((self._home.parent / run / "result.json").exists() for run in runs):
+                self._forget(name)
 
 
 def _submitit() -> Any:
