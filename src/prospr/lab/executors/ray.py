@@ -111,8 +111,10 @@ class _Tasks:
         try:
             context = ray.init(address or "local", log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise PruningError(f"executor 'ray': there is no cluster at {address or 'this machine'}: {why}") from error
+            where, why = address or "this machine", " ".join(str(error).split())
+            if "AuthenticationError" in f"{error!r} {error.__cause__!r}":
+                why += "; it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, as Ray's documentation says"
+            raise PruningError(f"executor 'ray': there is no connection to {where}: {why}") from error
         self._ours = True
         self._check()
         if context.dashboard_url:
