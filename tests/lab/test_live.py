@@ -55,7 +55,7 @@ def test_two_hundred_runs_are_looked_at_quickly(tmp_path):
     states = States(wanted, tmp_path)
     start = time.perf_counter()
     assert len(states.look()) == 200
-    assert time.perf_counter() - start < 0.5  # 4 ms on an idle machine
+    assert time.perf_counter() - start < 0.5  # measured: 11 ms on two busy cores
 
 
 @pytest.mark.parametrize("height", [40, 7])
