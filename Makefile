@@ -14,7 +14,7 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 BIN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test lint format bench clean
+.PHONY: help venv run test lint format bench slurm clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":[^#]*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ format: venv ## let ruff fix and format the code
 
 bench: venv ## time and memory of the exact meta-gradient
 	@$(BIN)/python benchmarks/metagrad.py $(ARGS)
+
+slurm: ## install Slurm by apt, for the tests of sweeps on it; they are skipped without
+	@sh scripts/install_slurm.sh
 
 clean: ## remove .venv, caches and build output; runs/ stays
 	@rm -rf .venv .venv.lock .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* coverage.xml htmlcov dist build

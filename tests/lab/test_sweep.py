@@ -1,64 +1,26 @@
-"""Grids, sweeps in processes that die, and the results of folders of runs."""
+"""Grids, sweeps and their command, and the results of folders of runs. Executors are tested in executors/."""
 
 import csv
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from prospr.cli import main
 from prospr.errors import FolderError, SettingError
+from prospr.lab.commands import parse
+from prospr.lab.executors import Processes, Ray, Slurm
 from prospr.lab.experiment import Experiment, Pruning, Training
 from prospr.lab.grid import changed, grid
 from prospr.lab.results import Row, accuracy, cell, load, setups_of, verdict, write_csv
-from prospr.lab.run import Options, run, run_many
+from prospr.lab.run import run_many
 from prospr.lab.runs.files import is_locked, locked
 from prospr.lab.runs.folder import RunFolder
-from prospr.lab.sweep import _Crew, sweep
+from prospr.lab.sweep import sweep
 
 SMALL = Experiment(method="snip", settings={"width": 4}, training=Training(epochs=4, batch_size=512))
-
-
-class Diary:
-    """A logger that writes down which process trained which epoch."""
-
-    def __init__(self, experiment, folder, done):
-        self.path = Path(folder) / "diary"
-
-    def epoch(self, number, figures):
-        with self.path.open("a") as file:
-            file.write(f"{number} {os.getpid()}\n")
-
-    def end(self, figures):
-        pass
-
-
-def diary(result):
-    return [tuple(map(int, line.split())) for line in (result.folder / "diary").read_text().splitlines()]
-
-
-class Deadly:
-    """A logger that kills its process at the second epoch of one seed."""
-
-    def __init__(self, experiment, folder, done):
-        self.seed = experiment.seed
-
-    def epoch(self, number, figures):
-        if self.seed == 1 and number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def end(self, figures):
-        pass
-
-
-def holder_of(place):
-    return int(place.lock.read_text().split()[1])
 
 
 # Grids
@@ -90,72 +52,28 @@ def test_grids_that_cannot_be():
 # Sweeps
 
 
-def test_a_process_that_is_killed_loses_nothing_and_nothing_is_done_twice(tmp_path):
-    wanted = grid(SMALL, epochs=[12], method=["snip", "dense"], seed=range(3))
-    wanted.append(changed(SMALL, method="magnitude", sparsity=0.999))  # it fails
-    run(wanted[4], tmp_path, "cpu")  # one is done
-    killed = []
-
-    def progress(done, total, text):
-        first = RunFolder(wanted[0], tmp_path)
-        if not killed and not first.done and len(first.metrics()) >= 3:
-            killed.append(holder_of(first))
-            os.kill(killed[0], signal.SIGKILL)
-
-    options = Options(save_every=0, loggers=[Diary])
-    results = sweep(wanted, tmp_path, "cpu", progress, processes=2, options=options)
-    assert [one.experiment for one in results] == wanted
-    assert [one.error is None for one in results] == [True] * 6 + [False]
-    assert "CollapseError" in results[-1].error
-    assert "CollapseError" in json.loads((results[-1].folder / "error.json").read_text())["error"]
-    assert not (results[4].folder / "diary").exists()
-    for result in results[1:4] + results[5:6]:  # untouched: every epoch once, by one process
-        assert [epoch for epoch, _ in diary(result)] == list(range(1, 13))
-        assert len({process for _, process in diary(result)}) == 1
-    broken = diary(results[0])
-    assert {epoch for epoch, _ in broken} == set(range(1, 13))
-    counts = Counter(epoch for epoch, _ in broken)
-    assert sum(counts.values()) <= 13  # the epoch after the last checkpoint, at most
-    assert broken[0][1] == killed[0] != broken[-1][1]
-    assert json.loads((results[0].folder / "result.json").read_text())["resumed_at"] >= 2
-    assert len({process for result in results[:4] for _, process in diary(result)}) == 3  # two, and one in place
-    alone = run(wanted[0], tmp_path / "alone", "cpu")
-    assert results[0].figures == pytest.approx(alone.figures, rel=1e-5)
-
-
-def test_a_run_that_kills_its_process_is_given_up_and_the_others_go_on(tmp_path):
-    wanted = grid(SMALL, seed=range(3))
-    options = Options(save_every=1000, loggers=[Deadly])
-    results = sweep(wanted, tmp_path, "cpu", processes=2, options=options)
-    assert [one.error is None for one in results] == [True, False, True]
-    assert results[1].error == "2 processes died at it, the last with exit code -9"
-    assert RunFolder(wanted[1], tmp_path).error()["error"] == results[1].error
-    again = sweep(wanted, tmp_path, "cpu")  # in this process, and without the deadly logger
-    assert [one.error for one in again] == [None] * 3
-    assert RunFolder(wanted[1], tmp_path).error() is None
-
-
-def test_what_somebody_else_is_at_is_left_for_last(tmp_path):
-    first, second = grid(SMALL, seed=range(2))
-    crew = _Crew(2, (tmp_path, "cpu", 1, Options()), None, 2)
-    lock = RunFolder(first, tmp_path).lock
-    assert not is_locked(lock)
-    assert not lock.exists()
-    lock.parent.mkdir()
-    with locked(lock):
-        assert is_locked(lock)
-        crew._waiting = [[first], [second]]
-        assert crew._next() == [second]
-        assert crew._next() == [first]
-    crew._waiting = [[first], [second]]
-    assert crew._next() == [first]
-
-
 def test_one_process_is_run_many(tmp_path):
     wanted = grid(changed(SMALL, epochs=1), method=["dense", "snip"])
     assert sweep(wanted, tmp_path, "cpu") == run_many(wanted, tmp_path, "cpu")
     with pytest.raises(SettingError, match="processes=0"):
         sweep(wanted, tmp_path, "cpu", processes=0)
+    with pytest.raises(SettingError, match="processes=2: an executor is given"):
+        sweep(wanted, tmp_path, "cpu", processes=2, executor=Ray())
+
+
+def test_what_another_process_is_at_can_be_left(tmp_path):
+    first, second = grid(changed(SMALL, epochs=1), method=["dense", "snip"])
+    lock = RunFolder(first, tmp_path).lock
+    lock.parent.mkdir()
+    with locked(lock):
+        busy, done = run_many([first, second], tmp_path, "cpu", wait=False)
+        holder = lock.read_text()
+        assert is_locked(lock)
+    assert busy.error.startswith("BusyError: ")
+    assert RunFolder(first, tmp_path).error() is None  # it is not a failure of the run
+    assert done.error is None
+    assert not is_locked(lock)
+    assert lock.read_text() == holder  # to look is not to hold
 
 
 QUICK = ["--settings", "width", "4", "--epochs", "1", "--batch-size", "512", "--device", "cpu"]
@@ -179,6 +97,19 @@ def test_the_command(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "1 of 1 runs failed" in err
     assert "failed" in out.splitlines()[1]
+
+
+def test_options_that_are_not_for_the_executor(tmp_path, capsys):
+    words = ["sweep", "--folder", str(tmp_path)]
+    assert main([*words, "--partition", "gpu"]) == 1
+    assert "--partition is not for --executor processes, which takes processes" in capsys.readouterr().err
+    assert main([*words, "--executor", "ray", "--runs-per-job", "2"]) == 1
+    assert "--runs-per-job is not for --executor ray, which takes address, cpus, gpus" in capsys.readouterr().err
+    command = parse([*words, "--executor", "slurm", "--gpus", "1", "--minutes", "30", "--sbatch", "account=a", "x"])
+    assert command.workplace.make() == Slurm(gpus=1, minutes=30, sbatch=("account=a", "x"))
+    command = parse(["paper", "structured", "--executor", "ray", "--gpus", "0.25", "--address", "auto"])
+    assert command.workplace.make() == Ray("auto", gpus=0.25)
+    assert parse([*words, "--processes", "3"]).workplace.make() == Processes(3)
 
 
 # Results

@@ -112,14 +112,16 @@ def run_many(
     together: int = 4,
     options: Options | None = None,
     loader: Loader | None = None,
+    wait: bool = True,
 ) -> list[RunResult]:
     """Run `experiments`, on a GPU `together` at a time; one result each. Data sets are loaded once.
 
     progress: `progress(runs_done, runs, text)`, with fractions of runs, after every epoch.
     loader: has the data sets of calls before; its device must be this one.
+    wait: at the end, for what other processes are at work on; otherwise it has a result with a `BusyError`.
 
     A run that fails has a result with its `error`, and the others go on. What another process is at work on is left to
-    it and waited for at the end, so that several processes can share one list.
+    it, so that several processes can share one list.
 
     >>> import tempfile
     >>> from prospr.lab.experiment import Experiment, Training
@@ -168,7 +170,7 @@ def run_many(
             _run_group(works, options, tell, take)
     for experiment in busy:
         try:
-            take(run(experiment, folder, where, wait=True, options=options))
+            take(run(experiment, folder, where, wait=wait, options=options))
         except FAILURES as error:
             take(RunFolder(experiment, folder).failure(reason(error)))
     return [results[one.identity] for one in experiments]

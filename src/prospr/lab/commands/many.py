@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ import tyro
 
 from prospr.errors import SettingError
 from prospr.lab.commands.base import Asked, Command
+from prospr.lab.executors import Executor, Processes, Ray, Slurm
 from prospr.lab.experiment import Experiment
 from prospr.lab.figures.write import Format, Kind
 from prospr.lab.grid import grid
@@ -25,15 +26,59 @@ __all__ = ["Figures", "Paper", "Results", "Sweep"]
 
 
 @dataclass(frozen=True)
+class Workplace:
+    """Where runs are run. What is not given is as in `prospr.lab.executors`."""
+
+    executor: Literal["processes", "slurm", "ray"] = "processes"
+    """Processes of this machine, a Slurm cluster, or a Ray cluster."""
+    processes: int | None = None
+    """So many processes of this machine. One that dies is replaced, and its runs go on."""
+    cpus: float | None = None
+    """Slurm, Ray: of each job or task."""
+    gpus: float | None = None
+    """Slurm, Ray: of each job or task; for Ray also a part of one."""
+    partition: str | None = None
+    """Slurm: by default the cluster's."""
+    minutes: int | None = None
+    """Slurm: after which a job goes back into the queue, and on from its checkpoints."""
+    memory: float | None = None
+    """Slurm: GiB of each job."""
+    runs_per_job: int | None = None
+    """Slurm: runs that a job takes."""
+    at_once: int | None = None
+    """Slurm: jobs of an array that run at the same time."""
+    sbatch: tuple[str, ...] = ()
+    """Slurm: further options of sbatch, without dashes, such as account=vision exclusive."""
+    address: str | None = None
+    """Ray: of the cluster, or "auto"; by default one is started on this machine."""
+
+    def make(self) -> Executor:
+        given = {name: value for name, value in vars(self).items() if name != "executor" and value not in (None, ())}
+        make, takes = _EXECUTORS[self.executor]
+        foreign = [name for name in given if name not in takes]
+        if foreign:
+            option, here = foreign[0].replace("_", "-"), ", ".join(name.replace("_", "-") for name in takes)
+            raise SettingError(f"--{option} is not for --executor {self.executor}, which takes {here}")
+        return make(**{takes[name]: value for name, value in given.items()})
+
+
+_EXECUTORS: dict[str, tuple[type[Executor], dict[str, str]]] = {
+    "processes": (Processes, {"processes": "count"}),
+    "slurm": (Slurm, {one.name: one.name for one in fields(Slurm) if one.name != "poll"}),
+    "ray": (Ray, {one.name: one.name for one in fields(Ray)}),
+}
+
+
+@dataclass(frozen=True)
 class Many(Command):
     """How many runs are run."""
 
     folder: str = FOLDER
     """Where runs lie."""
-    processes: int = 1
-    """So many processes run them. One that dies is replaced, and its runs go on."""
+    workplace: Workplace = field(default_factory=Workplace)
+    """Where they are run."""
     together: int = 4
-    """On a GPU: the runs a process trains side by side."""
+    """On a GPU: the runs a worker trains side by side."""
     device: str | None = None
     """"cpu", "cuda", "cuda:1"; by default a GPU where there is one."""
     root: str | None = None
@@ -52,20 +97,21 @@ class Many(Command):
     after_interrupt = "The same command goes on where it stood."
 
     def _run(self, experiments: Sequence[Experiment]) -> list[RunResult]:
-        from prospr.lab.progress import progress_bar
+        from prospr.lab.live import live_table
         from prospr.lab.run import Options
         from prospr.lab.sweep import sweep
 
+        executor = self.workplace.make()
         options = Options(self.root, True, self.workers, self.save_every, compile=self.compile)
-        with progress_bar("runs", sys.stderr if self.json else None) as progress:
+        with live_table(experiments, self.folder, sys.stderr if self.json else None) as progress:
             return sweep(
                 experiments,
                 self.folder,
                 self.device,
                 progress,
-                processes=self.processes,
                 together=self.together,
                 options=options,
+                executor=executor,
             )
 
     def _left(self, experiments: Sequence[Experiment]) -> str:
@@ -74,11 +120,13 @@ class Many(Command):
         from prospr.lab.runs.making import check
         from prospr.lab.show import show_total
 
+        self.workplace.make()
         for one in experiments:
             check(one)
         device = choose_device(self.device)
         total = estimate_all(experiments, self.folder, device, self.root)
-        return json.dumps(vars(total), indent=1) if self.json else show_total(total, str(device), self.processes)
+        processes = self.workplace.processes or 1
+        return json.dumps(vars(total), indent=1) if self.json else show_total(total, str(device), processes)
 
 
 @dataclass(frozen=True)

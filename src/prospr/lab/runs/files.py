@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from prospr.atomic import write_text
 from prospr.errors import FolderError
 
 __all__ = ["BusyError", "is_locked", "locked", "read_json", "sweep_up", "write_json"]
+
+TRIES, PAUSE = 5, 0.02  # at a lock, in seconds: a look at it (`is_locked`) holds it for microseconds
 
 
 class BusyError(FolderError):
@@ -48,7 +51,7 @@ def locked(path: Path, wait: bool = False) -> Generator[None, None, None]:
     """Hold the lock `path`; without `wait`, an error where another process holds it.
 
     The operating system lets go of it when its holder dies, however that happens. Without fcntl (Windows) there is no
-    lock.
+    lock. On a network file system it holds for as many machines as the mount's locks do.
     """
     try:
         import fcntl
@@ -56,12 +59,14 @@ def locked(path: Path, wait: bool = False) -> Generator[None, None, None]:
         yield
         return
     with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise BusyError(f"{path.parent}: {holder} is at work on this run; wait for it, or end it") from None
+        for tries_left in reversed(range(1 if wait else TRIES)):
+            if _flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
+                break
+            if not tries_left:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                raise BusyError(f"{path.parent}: {holder} is at work on this run; wait for it, or end it")
+            time.sleep(PAUSE)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
@@ -69,11 +74,27 @@ def locked(path: Path, wait: bool = False) -> Generator[None, None, None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds the lock `path` now."""
-    if not path.exists():
-        return False
+    """Whether a process holds the lock `path` now; that it is looked at keeps nobody from taking it."""
     try:
-        with locked(path):
-            return False
-    except BusyError:
-        return True
+        import fcntl
+
+        with path.open("rb") as file:
+            return not _flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (ImportError, FileNotFoundError):
+        return False
+
+
+def _flock(file: IO[Any], how: int) -> bool:
+    """Whether the lock was had."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise FolderError(
+            f"{file.name}: this file system gives no locks ({error.strerror}), which keep two processes from one run; "
+            "put the folder on another, or mount it with locks (Lustre: -o flock)"
+        ) from error
+    return True
