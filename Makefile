@@ -22,7 +22,8 @@ help: ## list the targets
 venv: ## make or renew .venv; the other targets do it by themselves
 	@$(PYTHON) scripts/bootstrap.py
 
-run: venv ## prune and train a small network, and show what it bought
+run: ## prune and train a small network, and show what it bought
+	@$(PYTHON) scripts/bootstrap.py lab
 	@$(BIN)/python -m prospr.lab.demo $(ARGS)
 
 lint: venv ## ruff check, ruff format --check, ty

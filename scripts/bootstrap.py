@@ -26,7 +26,7 @@ PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / ".prospr-stamp"
 LOCK = ROOT / ".venv.lock"
 CONSTRAINTS = ROOT / "constraints.txt"
-REQUIREMENT = ".[dev,lab]"
+EXTRAS = ("dev", "lab")  # each has all that those after it have
 
 
 class SetupError(Exception):
@@ -38,12 +38,17 @@ def place() -> str:
     return f"{sys.implementation.cache_tag} {sys.version.split()[0]} {ROOT}"
 
 
-def wanted() -> str:
-    """The stamp of an environment that is up to date."""
+def wanted(extra: str) -> str:
+    """The stamp of an environment that is up to date and has this extra."""
     digest = hashlib.sha256()
     for path in (ROOT / "pyproject.toml", CONSTRAINTS):
         digest.update(path.read_bytes() + b"\0")
-    return f"{place()}\n{digest.hexdigest()}\n"
+    return f"{place()}\n{digest.hexdigest()}\n{extra}\n"
+
+
+def enough(stamp: str, extra: str) -> bool:
+    """Whether an environment of this stamp has the extra, alone or with more."""
+    return any(stamp == wanted(one) for one in EXTRAS[: EXTRAS.index(extra) + 1])
 
 
 def stamped() -> str:
@@ -166,21 +171,22 @@ def tell_torch(settings: dict[str, list[str]]) -> None:
         say(f"torch {version} from the package index, with CUDA: gigabytes to download{others}")
 
 
-def install() -> None:
+def install(extra: str) -> None:
+    requirement = f".[{extra}]"
     settings = pip_settings()
     tell_torch(settings)
     uv = find_uv()
     if uv:
         say("installing with uv")
         command = [uv, "pip", "install", "--python", str(PYTHON), "--constraints", str(CONSTRAINTS)]
-        command += ["--build-constraints", str(CONSTRAINTS), "--editable", REQUIREMENT]
+        command += ["--build-constraints", str(CONSTRAINTS), "--editable", requirement]
         ok, output = call(command, uv_environment(settings))
         if ok:
             return
         say(f"uv failed, trying pip. Its last lines:\n{tail(output, 5)}")
     else:
         say("uv cannot be had; installing with pip, which takes longer")
-    ok, output = call([str(PYTHON), "-m", "pip", "install", "-c", str(CONSTRAINTS), "-e", REQUIREMENT])
+    ok, output = call([str(PYTHON), "-m", "pip", "install", "-c", str(CONSTRAINTS), "-e", requirement])
     if not ok:
         raise SetupError(f"the installation failed:\n{tail(output)}\n{advice(output)}")
 
@@ -205,12 +211,12 @@ def advice(output: str) -> str:
     return "Call again to retry from scratch; 'pip config list' shows where packages are taken from."
 
 
-def bootstrap(force: bool) -> None:
-    if not force and stamped() == wanted():
+def bootstrap(extra: str, force: bool) -> None:
+    if not force and enough(stamped(), extra):
         return
     with locked():
-        stamp, goal = stamped(), wanted()
-        if not force and stamp == goal:  # another call did it while this one waited
+        stamp, goal = stamped(), wanted(extra)
+        if not force and enough(stamp, extra):  # another call did it while this one waited
             return
         import time
 
@@ -220,7 +226,7 @@ def bootstrap(force: bool) -> None:
         STAMP.unlink(missing_ok=True)
         if force or stamp.partition("\n")[0] != place():
             make_venv()
-        install()
+        install(extra)
         # prospr itself is only looked for: a mistake in its code is no fault of the environment
         probe = "import importlib.util as u, torch; assert u.find_spec('prospr'); print(torch.__version__)"
         ok, output = call([str(PYTHON), "-c", probe])
@@ -231,15 +237,17 @@ def bootstrap(force: bool) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    force = False
+    extra, force = EXTRAS[0], False
     if arguments:  # argparse alone would double the time of the call that has nothing to do
         import argparse
 
         parser = argparse.ArgumentParser(prog="bootstrap.py", description=__doc__.partition("\n")[0])
+        parser.add_argument("extra", nargs="?", choices=EXTRAS, default=extra, help="what .venv must have at least")
         parser.add_argument("--force", action="store_true", help="make .venv anew even if it is up to date")
-        force = parser.parse_args(arguments).force
+        given = parser.parse_args(arguments)
+        extra, force = given.extra, given.force
     try:
-        bootstrap(force)
+        bootstrap(extra, force)
     except SetupError as error:
         say(f"error: {error}")
         return 1
