@@ -14,8 +14,10 @@ __all__ = [
     "ModelError",
     "PlanError",
     "PruningError",
+    "RankError",
     "ScoreError",
     "SettingError",
+    "WaitingWarning",
     "ZeroScoreWarning",
 ]
 
@@ -64,6 +66,10 @@ class PlanError(PruningError, ValueError):
     """A plan for a smaller network that is damaged, or of another network."""
 
 
+class RankError(PruningError, RuntimeError):
+    """Processes that score together: one died, failed, did not come, or differs from the others."""
+
+
 class CollapseError(PruningError):
     """Pruning cut every path from the network's input to its output."""
 
@@ -78,6 +84,10 @@ class InexactWarning(UserWarning):
 
 class KeptWholeWarning(UserWarning):
     """Channels of these layers cannot be removed from the network, and this says why."""
+
+
+class WaitingWarning(UserWarning):
+    """This process waits for others, which have not come yet."""
 
 
 class ZeroScoreWarning(UserWarning):

@@ -16,6 +16,7 @@ from prospr.meta.batches import take
 from prospr.meta.loss import Params, devices_of, replay
 from prospr.meta.optimizers import Optimizer, State
 from prospr.meta.products import Loss, Mode, Products
+from prospr.meta.ranks import Ranks, fingerprints, joined
 from prospr.meta.trajectory import Moment, Store, trajectory
 
 __all__ = ["Order", "Trace", "adjoint", "metagrad"]
@@ -58,6 +59,7 @@ def metagrad(
     seed: int = 0,
     capture: bool = True,
     trace: Trace | None = None,
+    ranks: Ranks | None = None,
 ) -> Params:
     """dL(w_M, D_M) / dw_0, where w_M comes from M steps of `optimizer` on the batches D_0 .. D_{M-1}.
 
@@ -70,6 +72,7 @@ def metagrad(
     micro_batch: evaluate each batch in pieces of this many samples. The loss must be a mean over samples.
     capture: on a GPU, record the evaluations as CUDA graphs where there are enough of them for that to pay.
     seed: of the random numbers the loss draws (dropout); each step has its own, the same at each visit.
+    ranks: every batch is this rank's part of it, and the result that of the whole batches, on every rank.
 
     >>> import torch, prospr
     >>> quadratic = lambda p, x: 0.5 * x * (p["w"] ** 2).sum()          # one step: w -> (1 - lr x) w
@@ -78,8 +81,14 @@ def metagrad(
     >>> round(g["w"].item(), 4)                                         # x (1 - lr x)^2 w = 3 * 0.49 * 2
     2.94
     """
-    products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed, capture=capture)
-    lam, exponent = adjoint(products, params, batches, optimizer, steps=steps, order=order, store=store, trace=trace)
+    if not params:
+        raise SettingError("metagrad got no parameters: are all of the model's parameters frozen?")
+    device = next(iter(params.values())).device
+    facts = {} if ranks is None else {**fingerprints(params), "the optimizer": repr(optimizer), "steps": steps}
+    with joined(ranks, "metagrad", device, facts) as team:
+        products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed, capture=capture, team=team)
+        how = {"steps": steps, "order": order, "store": store, "trace": trace}
+        lam, exponent = adjoint(products, params, batches, optimizer, **how)
     result = dict(zip(lam, _scaled(list(lam.values()), torch.exp2(exponent)), strict=True))
     result = {name: t.contiguous() for name, t in result.items()}
     if not torch.isfinite(_gathered(torch._foreach_norm(list(result.values()), float("inf")))).all():
@@ -107,8 +116,6 @@ def adjoint(
     """
     if order not in ("exact", "first"):
         raise SettingError(f"order={order!r}: use 'exact' or 'first'")
-    if not params:
-        raise SettingError("metagrad got no parameters: are all of the model's parameters frozen?")
     with torch.inference_mode(False), replay(None, devices_of(params.values())):  # a loader may draw random numbers
         losses: list[Tensor] = []
         norms: list[Tensor] = []
@@ -136,7 +143,7 @@ def _first_order(products, params, batches, optimizer, steps, losses) -> Params:
             losses.append(value)
             w, state = optimizer.step_all(w, grads, state, step - 1)
         last = batch
-    value, lam = products.gradient(w, last, len(losses))
+    value, lam = products.gradient(w, last, len(losses), last=True)
     losses.append(value)
     _check_losses(losses)
     return lam
@@ -162,7 +169,7 @@ def _exact(products, params, batches, optimizer, steps, store, losses, norms) ->
         moment, w, state = advance(w, state, step)
         moments.push(step, moment, before)
         del moment, before  # what the store does not keep is freed now
-    value, lam = products.gradient(w, batch_of[total], total)
+    value, lam = products.gradient(w, batch_of[total], total, last=True)
     losses.append(value)
     _check_losses(losses)
     if norms is not None:

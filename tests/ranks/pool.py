@@ -1,0 +1,91 @@
+"""Four gloo processes that run functions of `ranks.jobs`, together or the first two of them."""
+
+import importlib
+import socket
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+SIZE = 4
+
+
+class Pool:
+    def __init__(self, size: int = SIZE) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = torch.multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def start(self, job: str, *args, size: int | None = None) -> None:
+        for pipe in self.pipes[:size]:
+            pipe.send((job, args, size or len(self.pipes)))
+
+    def result(self, rank: int, wait: float = 120):
+        """("done", what the job returned) or ("raised", kind, message)."""
+        if not self.pipes[rank].poll(wait):
+            raise TimeoutError(f"rank {rank} has not answered in {wait} s")
+        return self.pipes[rank].recv()
+
+    def __call__(self, job: str, *args, size: int | None = None) -> list:
+        """What the job returns on each rank; an error where it raises on one."""
+        self.start(job, *args, size=size)
+        results = [self.result(rank) for rank in range(size or len(self.pipes))]
+        for rank, result in enumerate(results):
+            assert result[0] == "done", f"rank {rank}: {result[1]}: {result[2]}"
+        return [result[1] for result in results]
+
+    def raised(self, job: str, *args, size: int | None = None) -> list[tuple[str, str]]:
+        """(kind, message) of the error on each rank; it must raise on all of them."""
+        self.start(job, *args, size=size)
+        results = [self.result(rank) for rank in range(size or len(self.pipes))]
+        assert all(result[0] == "raised" for result in results), results
+        return [(result[1], result[2]) for result in results]
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            try:
+                pipe.send(None)
+            except OSError:
+                continue
+        for process in self.processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(rank: int, size: int, port: int, pipe) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=120),
+    )
+    groups = {size: None, 2: dist.new_group([0, 1])}
+    jobs = importlib.import_module("ranks.jobs")
+    while True:
+        asked = pipe.recv()
+        if asked is None:
+            break
+        job, args, count = asked
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(rank)  # what must be equal must not be so by chance
+                pipe.send(("done", getattr(jobs, job)(rank, count, groups[count], *args)))
+        except Exception as error:  # noqa: BLE001  the test looks at it
+            traceback.print_exc()
+            pipe.send(("raised", type(error).__name__, str(error)))
+    dist.barrier()
+    dist.destroy_process_group()
