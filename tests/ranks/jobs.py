@@ -219,6 +219,10 @@ def dies(rank, ranks, group, how, silence):
         return type(error).__name__, str(error), time.monotonic() - began
 
 
+def leaves(rank, ranks, group):
+    raise SystemExit(0)
+
+
 def gathers(rank, ranks, group):
     """Words and numbers over many rounds."""
     team = Team(_ranks(group), "test", torch.device("cpu"), {})

@@ -1,10 +1,14 @@
 """Four gloo processes that run functions of `ranks.jobs`, together or the first two of them."""
 
 import importlib
+import os
 import socket
+import sys
 import traceback
 from datetime import timedelta
+from multiprocessing import forkserver
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -17,7 +21,7 @@ class Pool:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        context = torch.multiprocessing.get_context("spawn")
+        context = _context()
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
@@ -62,6 +66,16 @@ class Pool:
             process.join(20)
             if process.is_alive():
                 process.kill()
+
+
+def _context():
+    """Processes are forked from one that has imported everything, and has no threads yet: importing takes seconds."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ranks.preload"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))  # the server looks nowhere else
+        forkserver.ensure_running()
+    return context
 
 
 def _serve(rank: int, size: int, port: int, pipe) -> None:

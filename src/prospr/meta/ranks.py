@@ -65,13 +65,22 @@ class Ranks:
             )
         return dist.group.WORLD if self.group is None else self.group
 
-    def part(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def part(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Of batches that are the same on all ranks, this rank's part: each is cut along its first dimension."""
         group = self.process_group()
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        for batch in batches:
+        return _Parts(batches, dist.get_rank(group), dist.get_world_size(group))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    batches: Iterable[Any]
+    rank: int
+    size: int
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
             whole = dict(batch) if isinstance(batch, Mapping) else batch
-            yield map_tensors(whole, lambda t: t.tensor_split(size)[rank] if t.dim() > 0 else t)
+            yield map_tensors(whole, lambda t: t.tensor_split(self.size)[self.rank] if t.dim() > 0 else t)
 
 
 def together() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -154,14 +155,17 @@ class Parts:
         assert isinstance(train, Split)
         return train.batches(batch_size, seed, CropFlip(pad, flip) if pad or flip else None)
 
-    def score(self) -> prospr.Masks:
-        """What the method keeps."""
+    def score(self, ranks: prospr.Ranks | None = None) -> prospr.Masks:
+        """What the method keeps. `ranks` take a part of every batch each, with the norm statistics of the whole."""
         experiment, pruning = self.experiment, self.experiment.pruning
         method = method_of(experiment)
-        model = self.network()
+        model: nn.Module = self.network()
+        batches: Iterable[Any] = self.batches(pruning.score_batch_size)
+        if ranks is not None:
+            model, batches = nn.SyncBatchNorm.convert_sync_batchnorm(model), ranks.part(batches)
         return prospr.prune(
             model,
-            self.batches(pruning.score_batch_size),
+            batches,
             experiment.sparsity,
             method=method,
             loss=self.task.loss,
@@ -171,6 +175,7 @@ class Parts:
             per_flop=pruning.per_flop,
             example=self.example,
             seed=experiment.seed,
+            ranks=ranks,
         )
 
 
