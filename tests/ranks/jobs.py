@@ -4,9 +4,12 @@ import contextlib
 import os
 import signal
 import time
+import warnings
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from cases import BY_NAME, Case, Checkpointed
 from torch import Tensor, nn
@@ -134,6 +137,41 @@ def parts(rank, ranks, group, network):
     return list(prospr.Ranks(group).part(NETWORKS[network].batches(2)))
 
 
+def shards(rank, ranks, group, cases):
+    """Random scores with many ties, each rank some rows of every layer; what `prospr.select` gives on all of them."""
+    generator = torch.Generator().manual_seed(5)
+
+    def whole(least: int, most: int) -> int:
+        return int(torch.randint(least, most, (), generator=generator))
+
+    for case in range(cases):
+        scores, own = {}, {}
+        for i in range(whole(1, 5)):
+            dtype = [torch.float64, torch.float32, torch.bfloat16, torch.float16][whole(0, 4)]
+            s = torch.randn(whole(1, 40), whole(1, 6), generator=generator)
+            s = ((s * 2).round() / 2 if whole(0, 2) else s).to(dtype)
+            ends = sorted(whole(0, len(s) + 1) for _ in range(ranks - 1))
+            ends = [0, *ends, len(s)]
+            scores[f"layer{i}"], own[f"layer{i}"] = s, s[ends[rank] : ends[rank + 1]]
+        scores["last"], own["last"] = torch.tensor([0.25, -0.0]), torch.tensor([0.25, -0.0])[rank::ranks]
+        sparsity = whole(0, 100) / 100
+        how = {"scope": ["global", "layer"][whole(0, 2)], "keep_per_layer": whole(0, 2) * (case % 3)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                want = prospr.select(scores, sparsity, **how)
+            except prospr.PruningError as error:
+                with pytest.raises(type(error)):
+                    prospr.masks.select_shards(own, sparsity, _ranks(group), **how)
+                continue
+        masks = prospr.masks.select_shards(own, sparsity, _ranks(group), **how)
+        for name, mask in masks.items():
+            everyone = [None] * ranks
+            dist.all_gather_object(everyone, mask, group)
+            assert torch.equal(torch.cat(everyone), want[name]), (case, name)
+    return cases
+
+
 # ---------------------------------------------------------------------------------------------- what goes wrong
 
 
@@ -177,6 +215,15 @@ def other_masks(rank, ranks, group):
     return prospr.prune(
         NETWORKS["wide"].model(), _parts("wide", 1, rank, ranks), 0.5, method=Different(), ranks=_ranks(group)
     )
+
+
+def other_shards(rank, ranks, group):
+    return prospr.masks.select_shards({"b" if rank == 2 else "a": torch.randn(3)}, 0.5, _ranks(group))
+
+
+def bad_shards(rank, ranks, group):
+    scores = torch.tensor([1.0, 2.0, float("nan") if rank == 2 else 3.0])
+    return prospr.masks.select_shards({"a": scores}, 0.5, _ranks(group))
 
 
 def alone(rank, ranks, group):
