@@ -4,6 +4,8 @@ No graph spans two steps. The steps are run and their weights kept; then a cotan
 Hessian-vector product a step. Activations are those of one step, whatever M is.
 """
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,7 +19,7 @@ from prospr.meta.loss import Params, devices_of, replay
 from prospr.meta.optimizers import Optimizer, State
 from prospr.meta.products import Loss, Mode, Products
 from prospr.meta.ranks import Ranks, fingerprints, joined
-from prospr.meta.trajectory import Moment, Store, trajectory
+from prospr.meta.trajectory import KeptBatches, Moment, Store, trajectory
 
 __all__ = ["Order", "Trace", "adjoint", "metagrad"]
 
@@ -31,18 +33,25 @@ class Trace:
     """What happened on the way: pass one as `trace=` and read it after.
 
     `losses[m]` is the loss at step m, the last one that after all steps. `norms[m]` is the norm of dL(w_M)/dw_m: their
-    ratio from one step to the next says how fast the derivative grows, and so how far it can be trusted.
+    ratio from one step to the next says how fast the derivative grows, and so how far it can be trusted. `logs[m]` is
+    its logarithm to the base 2, which is finite also where the norm itself is beyond the largest number.
     """
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    logs: list[float] = field(default_factory=list)
+
+    @property
+    def growths(self) -> list[float]:
+        """For each step, the factor by which the cotangent grows on its way back through it."""
+        return [2.0 ** (here - after) for here, after in itertools.pairwise(self.logs)]
 
     @property
     def growth(self) -> float:
         """The mean factor by which the cotangent grows a step back; 1.0 when there are no steps."""
-        if len(self.norms) < 2 or not self.norms[-1] or not self.norms[0]:
+        if len(self.logs) < 2 or not math.isfinite(self.logs[-1]) or not math.isfinite(self.logs[0]):
             return 1.0
-        return (self.norms[0] / self.norms[-1]) ** (1 / (len(self.norms) - 1))
+        return 2.0 ** ((self.logs[0] - self.logs[-1]) / (len(self.logs) - 1))
 
 
 def metagrad(
@@ -66,8 +75,9 @@ def metagrad(
     loss: `loss(params, batch) -> scalar tensor`, for a module `prospr.meta.pure_loss(model)`.
     batches: M + 1 of them; M is `steps`, or one less than there are batches.
     order: "exact", or "first", which takes the M steps but drops all curvature (it stores and keeps nothing).
-    store: where the M sets of weights are kept: on the "device", on the "cpu", or only about 2 sqrt(M) of them at a
-        time, the others being run again ("recompute").
+    store: where the M sets of weights are kept: on the "device"; on the "cpu", copied while the GPU works; or only
+        about 2 sqrt(M) of them at a time, the others being run again ("recompute"). With the last two, batches that
+        are on a GPU are kept on the CPU.
     mode: how Hessian-vector products are taken; see `prospr.meta.hvp`.
     micro_batch: evaluate each batch in pieces of this many samples. The loss must be a mean over samples.
     capture: on a GPU, record the evaluations as CUDA graphs where there are enough of them for that to pay.
@@ -118,16 +128,17 @@ def adjoint(
         raise SettingError(f"order={order!r}: use 'exact' or 'first'")
     with torch.inference_mode(False), replay(None, devices_of(params.values())):  # a loader may draw random numbers
         losses: list[Tensor] = []
-        norms: list[Tensor] = []
+        logs: list[Tensor] = []
         if order == "first":
             lam = _first_order(products, params, batches, optimizer, steps, losses)
             exponent = torch.zeros((), dtype=torch.float64)
         else:
-            watch = None if trace is None else norms
+            watch = None if trace is None else logs
             lam, exponent = _exact(products, params, batches, optimizer, steps, store, losses, watch)
         if trace is not None:
             trace.losses[:] = torch.stack(losses).tolist()
-            trace.norms[:] = torch.stack(norms[::-1] or [_norm(lam)]).tolist()
+            trace.logs[:] = torch.stack(logs[::-1] or [_norm(lam).log2()]).tolist()
+            trace.norms[:] = torch.tensor(trace.logs, dtype=torch.float64).exp2().tolist()
         return lam, exponent
 
 
@@ -149,8 +160,8 @@ def _first_order(products, params, batches, optimizer, steps, losses) -> Params:
     return lam
 
 
-def _exact(products, params, batches, optimizer, steps, store, losses, norms) -> tuple[Params, Tensor]:
-    batch_of = list(take(batches, steps))
+def _exact(products, params, batches, optimizer, steps, store, losses, logs) -> tuple[Params, Tensor]:
+    batch_of = KeptBatches(take(batches, steps), store)
     total = len(batch_of) - 1
     products.recorder.expected = total
 
@@ -172,8 +183,8 @@ def _exact(products, params, batches, optimizer, steps, store, losses, norms) ->
     value, lam = products.gradient(w, batch_of[total], total, last=True)
     losses.append(value)
     _check_losses(losses)
-    if norms is not None:
-        norms.append(_norm(lam))
+    if logs is not None:
+        logs.append(_norm(lam).log2())
 
     exponent = torch.zeros((), dtype=torch.float64, device=value.device)
     lam_state: State = {name: tuple(torch.zeros_like(s) for s in parts) for name, parts in state.items()}
@@ -187,8 +198,8 @@ def _exact(products, params, batches, optimizer, steps, store, losses, norms) ->
         if step % _RESCALE_EVERY == 0:
             lam, lam_state, shift = _rescale(lam, lam_state)
             exponent = exponent + shift
-        if norms is not None:
-            norms.append(_norm(lam) * torch.exp2(exponent))
+        if logs is not None:
+            logs.append(_norm(lam).log2() + exponent)
     return lam, exponent
 
 
