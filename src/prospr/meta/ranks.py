@@ -142,8 +142,8 @@ class Team:
         """What each rank says: small things that can be pickled."""
         self._gathered += 1
         self._set(f"{self._gathered}/{self.rank}", pickle.dumps(value))
+        self._all_at(f"{self._gathered}/count")
         keys = [f"{self._gathered}/{r}" for r in range(self.size)]
-        self._until(lambda: self._ask(lambda store: store.check(keys)))
         said = [pickle.loads(raw) for raw in self._ask(lambda store: store.multi_get(keys))]
         if self._gathered > 2:  # all have read what was said before this
             self._ask(lambda store: store.delete_key(f"{self._gathered - 1}/{self.rank}"))
@@ -280,10 +280,14 @@ class Team:
 
     def leave(self) -> None:
         """The end, when all went well."""
-        self._set(f"left/{self.rank}", b"")
+        self._all_at("done")  # a connection that is closed while the other end still reads is an error there
         if self.rank == 0:  # it may hold the store, and then must not be gone while others read in it
-            self._until(lambda: self._ask(lambda store: store.check([f"left/{r}" for r in range(self.size)])))
+            self._all_at("left")
+        else:
+            self._ask(lambda store: store.add("left", 1))
         self._pulse.stop()
+        if self._nccl:
+            self._backend.shutdown()
 
     def fail(self, error: BaseException) -> None:
         """The end, when something went wrong here: tell the others."""
@@ -291,6 +295,7 @@ class Team:
             # What is known of another rank is passed on as it is.
             here = f"rank {self.names[self.rank]} failed: {type(error).__name__}: {error}"
             self._set(f"failed/{self.rank}", (str(error) if isinstance(error, RankError) else here).encode())
+            self._ask(lambda store: store.add("failures", 1))
         self._pulse.stop()
         if self._backend is not None:
             if self._nccl:
@@ -337,7 +342,14 @@ class Team:
     def _others(self) -> list[int]:
         return [r for r in range(self.size) if r != self.rank]
 
+    def _all_at(self, place: str) -> None:
+        """Wait until every rank has come here."""
+        self._ask(lambda store: store.add(place, 1))
+        self._until(lambda: self._ask(lambda store: store.add(place, 0)) >= self.size)
+
     def _read_notes(self) -> None:
+        if not self._ask(lambda store: store.add("failures", 0)):
+            return
         for r in self._others():
             if self._ask(lambda store, r=r: store.check([f"failed/{r}"])):
                 raise RankError(self._ask(lambda store, r=r: store.get(f"failed/{r}")).decode(errors="replace"))
