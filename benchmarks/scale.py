@@ -6,8 +6,8 @@
 
 Time is in units of one plain training step (forward, backward, SGD update; the faster of the two memory layouts) of the
 same process; memory is the peak over what was there before. On the CPU every cell is a process of its own, because a
-process does not give memory back. Ranks share one batch and one machine, each on one core: where there are fewer cores
-than ranks, the time is that of the cores.
+process does not give memory back; it has one thread, and time is the processor's, so that others on the machine do not
+count. Ranks have a part of one batch each: their time is that of the busiest.
 """
 
 import argparse
@@ -138,12 +138,13 @@ def _depth(cell: Cell) -> Measured:
 
     if device.type == "cuda":
         run(min(3, cell.steps))  # kernels are chosen and modules loaded at the first call
-    before, _ = training_step(model, batches[0], device)
+    clock = _clock(device)
+    before, _ = training_step(model, batches[0], device, clock)
     seconds = []
-    _, peak = watched(lambda: seconds.append(timed(run, device)), device)
+    _, peak = watched(lambda: seconds.append(timed(run, device, clock)), device)
     if cell.steps <= 30:  # of a few steps, the first is much: once more
-        seconds += [timed(run, device) for _ in range(3)]
-    after, _ = training_step(model, batches[0], device)
+        seconds += [timed(run, device, clock) for _ in range(3)]
+    after, _ = training_step(model, batches[0], device, clock)
     step, took = min(before, after), min(seconds)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return Measured(step, took, 1000 * took / step, peak / GIB, weights / GIB)
@@ -153,8 +154,8 @@ def _ranks(cell: Cell) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_one_rank, args=(cell, folder), nprocs=cell.ranks)
         parts = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(cell.ranks)]
-    first = Measured(**parts[0])
-    return Measured(**{**asdict(first), "peak_gib": sum(part["peak_gib"] for part in parts)})
+    step, took = parts[0]["step_ms"], max(part["seconds"] for part in parts)
+    return Measured(step, took, 1000 * took / step, sum(part["peak_gib"] for part in parts))
 
 
 def _one_rank(rank: int, cell: Cell, folder: str) -> None:
@@ -167,7 +168,8 @@ def _one_rank(rank: int, cell: Cell, folder: str) -> None:
     store = dist.FileStore(str(Path(folder) / "store"), cell.ranks)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=cell.ranks)
     model, batches = _prepared(cell, device)
-    step = training_step(model, batches[0], device)[0] if rank == 0 else float("nan")  # of the whole batch, one core
+    clock = _clock(device)
+    step = training_step(model, batches[0], device, clock)[0] if rank == 0 else float("nan")  # of the whole batch
     dist.barrier()
     loss, ranks = pure_loss(model), Ranks()
     mine = list(ranks.part(batches))
@@ -175,15 +177,18 @@ def _one_rank(rank: int, cell: Cell, folder: str) -> None:
     def run():
         return metagrad(loss, loss.params(), mine, SGD(lr=1e-4, momentum=0.9), mode="reverse", ranks=ranks)
 
-    seconds = []
-    _, peak = watched(lambda: seconds.append(timed(run, device)), device)
-    seconds = [timed(run, device) for _ in range(5)]
-    took = statistics.median(seconds)
-    done = Measured(step, took, 1000 * took / step, peak / GIB)
+    _, peak = watched(run, device)
+    took = statistics.median([timed(run, device, clock) for _ in range(5)])
+    done = Measured(step, took, peak_gib=peak / GIB)
     (Path(folder) / f"{rank}.json").write_text(json.dumps(asdict(done)))
     dist.barrier()
     time.sleep(0.5)
     dist.destroy_process_group()
+
+
+def _clock(device: torch.device):
+    torch.set_num_threads(1)
+    return time.process_time if device.type == "cpu" else time.perf_counter
 
 
 def _select(cell: Cell) -> Measured:
@@ -194,12 +199,12 @@ def _select(cell: Cell) -> Measured:
     scores = torch.empty(cell.count, dtype=torch.bfloat16, device=device)
     for piece in scores.split(block.numel()):
         piece.copy_(block[: piece.numel()])
-    seconds = []
+    seconds, clock = [], _clock(device)
 
     def run() -> None:
-        start = time.perf_counter()
+        start = clock()
         masks = prospr.select({"scores": scores}, 0.95)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
         assert masks.kept == max(1, round(0.05 * cell.count))
 
     _, peak = watched(run, device)

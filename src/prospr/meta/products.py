@@ -179,14 +179,12 @@ class Products:
         # Where statistics go over all ranks so do cotangents, and the weight must be in them.
         self._factor = weight if self.synced else 1.0
         value, parts = evaluate() if weight > 0 else nothing()
-        if not self.synced:
-            scaled = torch._foreach_mul(list(parts.values()), weight)
-            value, parts = value if value is None else value * weight, dict(zip(parts, scaled, strict=True))
-        kind = torch.promote_types(next(iter(parts.values())).dtype, torch.float32)
+        names = list(parts)
+        kind = torch.promote_types(parts[names[0]].dtype, torch.float32)
         sent = [*parts.values()] if value is None else [value.to(kind), *parts.values()]
-        means = team.mean(sent, weight, tag)
-        result = dict(zip(parts, means[len(sent) - len(parts) :], strict=True))
-        return None if value is None else means[0], result
+        del parts
+        means = team.mean(sent, weight, tag, factor=1.0 if self.synced else None)
+        return None if value is None else means[0], dict(zip(names, means[-len(names) :], strict=True))
 
     def _zeros(self, params: Mapping[str, Tensor]) -> Params:
         return {name: torch.zeros_like(p) for name, p in self.laid_out(params).items()}

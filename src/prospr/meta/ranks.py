@@ -208,17 +208,22 @@ class Team:
         self._send(sent)
         return sent.to(t.device)
 
-    def mean(self, params: Sequence[Tensor], weight: float, tag: int) -> list[Tensor]:
-        """Sums over all ranks divided by the sum of the weights. What is sent must be multiplied by the weight already.
+    def mean(self, params: list[Tensor], weight: float, tag: int, factor: float | None = None) -> list[Tensor]:
+        """Each times its rank's factor (by default the weight), summed over all ranks, over the sum of the weights.
 
+        params: the list is emptied on the way, so that what is sent need not be held twice.
         tag: what this is. It goes with the numbers: ranks that are not at the same place find out.
         """
         out: list[Tensor] = []
         total: float | None = None
-        for bucket in _buckets(params):
+        params.reverse()
+        while params:
+            bucket = _bucket(params)
             dtype = torch.promote_types(bucket[0].dtype, torch.float32)
-            head = [] if total is not None else [torch.tensor([weight, tag], dtype=dtype)]
-            flat = torch.cat([t.reshape(-1).to(self.device, dtype) for t in [*head, *bucket]])
+            flat = torch.cat([t.reshape(-1).to(self.device, dtype) for t in bucket])
+            flat *= weight if factor is None else factor
+            if total is None:
+                flat = torch.cat([torch.tensor([weight, tag], dtype=dtype, device=self.device), flat])
             self._send(flat)
             if total is None:
                 total, tags = flat[:2].tolist()
@@ -237,7 +242,7 @@ class Team:
 
     def sums(self, params: Sequence[Tensor], tag: int) -> list[Tensor]:
         """The sums over all ranks."""
-        return self.mean(params, float(self.rank == 0), tag)
+        return self.mean(list(params), float(self.rank == 0), tag, factor=1.0)
 
     def _send(self, t: Tensor) -> None:
         """Sum over all ranks in place."""
@@ -438,18 +443,14 @@ def _fingerprint(t: Tensor) -> Tensor:
     return total
 
 
-def _buckets(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """In order, so many that one bucket's numbers are of one kind and not too many."""
-    bucket: list[Tensor] = []
-    size = 0
-    for t in params:
-        if bucket and (t.dtype != bucket[0].dtype or size + t.numel() > BUCKET):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(t)
-        size += t.numel()
-    if bucket:
-        yield bucket
+def _bucket(params: list[Tensor]) -> list[Tensor]:
+    """Taken from the end of the list: numbers of one kind, and not too many."""
+    bucket = [params.pop()]
+    size = bucket[0].numel()
+    while params and params[-1].dtype == bucket[0].dtype and size + params[-1].numel() <= BUCKET:
+        bucket.append(params.pop())
+        size += bucket[-1].numel()
+    return bucket
 
 
 def _ranks(names: Sequence[int]) -> str:
