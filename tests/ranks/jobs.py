@@ -240,13 +240,13 @@ def by_itself(rank, ranks, group):
     return prospr.score(NETWORKS["mlp"].model(), NETWORKS["mlp"].batches(6), method=method("sgd"), seed=3, ranks=None)
 
 
-def dies(rank, ranks, group, how, silence):
-    """The last rank is killed, stopped, or raises, between two steps."""
+def dies(rank, ranks, group, how, silence, victim):
+    """One rank is killed, stopped, or raises, between two steps."""
     batches = _parts("mlp", 200, rank, ranks)
 
     def until_then():
         for i, batch in enumerate(batches):
-            if i == 20 and rank == ranks - 1:
+            if i == 20 and rank == victim:
                 if how == "raises":
                     raise ValueError("this disk is full")
                 os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)

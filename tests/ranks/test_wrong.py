@@ -74,7 +74,7 @@ def test_a_rank_by_itself_on_purpose(pool):
 
 
 def test_an_error_on_one_rank_reaches_the_others(pool):
-    pool.start("dies", "raises", 20.0)
+    pool.start("dies", "raises", 20.0, 3)
     results = [pool.result(rank) for rank in range(4)]
     assert results[3] == ("raised", "ValueError", "this disk is full")
     for result in results[:3]:
@@ -95,7 +95,7 @@ def test_after_all_that_the_group_works(pool):
 def test_a_rank_that_dies_and_one_that_stops():
     pool = Pool()
     try:
-        pool.start("dies", "killed", 20.0)
+        pool.start("dies", "killed", 20.0, 3)
         for rank in range(3):
             kind, message, seconds = pool.result(rank, 60)[1]
             assert kind == "RankError"
@@ -103,7 +103,7 @@ def test_a_rank_that_dies_and_one_that_stops():
             assert seconds < 30
         assert not pool.processes[3].is_alive()
 
-        pool.start("dies", "stopped", 3.0, size=2)  # its connections stay open
+        pool.start("dies", "stopped", 3.0, 1, size=2)  # its connections stay open
         kind, message, seconds = pool.result(0, 60)[1]
         assert kind == "RankError"
         assert message.startswith("rank 1 gave no sign of life for 3 s")
@@ -114,6 +114,24 @@ def test_a_rank_that_dies_and_one_that_stops():
         pool.processes[0].join(30)
         assert pool.processes[0].exitcode == 0
         assert time.monotonic() - began < 20
+    finally:
+        for process in pool.processes:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_the_rank_that_holds_the_store_dies():
+    pool = Pool()
+    try:
+        pool.start("dies", "killed", 20.0, 0)
+        for rank in (1, 2, 3):
+            kind, message, seconds = pool.result(rank, 60)[1]
+            assert kind == "RankError"
+            assert message.startswith("the store that the ranks met at does not answer: the process that holds it"), (
+                message
+            )
+            assert "rank 0" in message
+            assert seconds < 30
     finally:
         for process in pool.processes:
             process.kill()

@@ -249,13 +249,13 @@ class Team:
         try:
             work = self._backend.allreduce([t])
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost() from error
         if self._nccl:  # its own wait would hold up the stream, not us, and die with the process after ten minutes
             self._until(work.is_completed)
             try:
                 work.wait()
             except RuntimeError as error:
-                raise self._lost(error) from error
+                raise self._lost() from error
             return
         began = time.monotonic()
         while True:
@@ -264,7 +264,7 @@ class Team:
                 return
             except RuntimeError as error:
                 if work.is_completed() and "timed out" not in str(error).lower():
-                    raise self._lost(error) from error
+                    raise self._lost() from error
             self._look()
             self._check_time(began)
 
@@ -279,7 +279,7 @@ class Team:
             else:
                 self._backend = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost() from error
 
     # ------------------------------------------------------------------------------------------- signs of life
 
@@ -364,7 +364,7 @@ class Team:
         beats = self._ask(lambda store: store.multi_get([f"beat/{r}" for r in others]))
         return dict(zip(others, beats, strict=True))
 
-    def _lost(self, error: Exception) -> RankError:
+    def _lost(self) -> RankError:
         """A connection broke: find out whose."""
         try:
             before = self._beats()
@@ -378,7 +378,7 @@ class Team:
         who = _ranks(silent) if silent else "a rank"
         return RankError(
             f"{who} is gone: the connection broke and there was no sign of life after. See what it wrote last; a "
-            f"process killed for memory writes nothing ({error})"
+            "process killed for memory writes nothing"
         )
 
     def _set(self, key: str, value: bytes) -> None:
