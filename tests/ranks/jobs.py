@@ -230,7 +230,12 @@ def alone(rank, ranks, group):
     if rank != 0:
         return None
     how = prospr.Ranks(group, timeout=2)
-    return prospr.score(NETWORKS["mlp"].model(), _parts("mlp", 4, rank, ranks), ranks=how)
+    with warnings.catch_warnings(record=True) as said, pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("always")
+        patch.setattr(prospr.meta.ranks, "NOTICE_AFTER", 0.5)
+        with pytest.raises(prospr.PruningError) as error:
+            prospr.score(NETWORKS["mlp"].model(), _parts("mlp", 4, rank, ranks), ranks=how)
+    return type(error.value).__name__, str(error.value), [str(w.message) for w in said]
 
 
 def by_itself(rank, ranks, group):

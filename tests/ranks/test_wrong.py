@@ -58,11 +58,12 @@ def test_other_masks_are_an_error_on_all(pool):
 
 def test_a_rank_that_calls_alone(pool):
     pool.start("alone")
-    first = pool.result(0)
+    kind, message, warned = pool.result(0)[1]
     assert [pool.result(rank) for rank in (1, 2, 3)] == [("done", None)] * 3
-    assert first[:2] == ("raised", "RankError")
-    assert first[2].startswith("ranks 1, 2, 3 did not come to prospr.score in 2 s.")
-    assert "ranks=None works in this process alone" in first[2]
+    assert kind == "RankError"
+    assert message.startswith("ranks 1, 2, 3 did not come to prospr.score in 2 s.")
+    assert "ranks=None works in this process alone" in message
+    assert [text[:45] for text in warned] == ["prospr.score waits for ranks 1, 2, 3. It must"]
 
 
 def test_a_rank_by_itself_on_purpose(pool):

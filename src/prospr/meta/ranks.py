@@ -45,6 +45,11 @@ class Ranks:
     silence: seconds without a sign of life after which a rank counts as dead.
 
     The weights must be equal on all ranks (that is checked), and the batches each rank's own; `part` cuts them.
+
+    >>> import torch, prospr
+    >>> ranks = prospr.Ranks(weight=lambda batch: int(batch["counts"].sum()), timeout=60)
+    >>> ranks.weight({"counts": torch.tensor([True, False, True])})
+    2
     """
 
     group: Any = None
@@ -145,7 +150,7 @@ class Team:
         self._all_at(f"{self._gathered}/count")
         keys = [f"{self._gathered}/{r}" for r in range(self.size)]
         said = [pickle.loads(raw) for raw in self._ask(lambda store: store.multi_get(keys))]
-        if self._gathered > 2:  # all have read what was said before this
+        if self._gathered > 1:  # all have read what was said before this
             self._ask(lambda store: store.delete_key(f"{self._gathered - 1}/{self.rank}"))
         return said
 
