@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from coverage import Coverage
 
 SIZE = 4
 
@@ -25,7 +26,7 @@ class Pool:
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, port, theirs, _covered()), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
@@ -78,7 +79,28 @@ def _context():
     return context
 
 
-def _serve(rank: int, size: int, port: int, pipe) -> None:
+def _covered() -> tuple[str, str | bool] | None:
+    """Where this process's coverage is written, if it is measured: that of the ranks belongs to it."""
+    found = Coverage.current()
+    if found is None:
+        return None
+    return os.path.abspath(found.config.data_file), found.config.config_file or False
+
+
+def _serve(rank: int, size: int, port: int, pipe, covered: tuple[str, str | bool] | None) -> None:
+    if covered is None:
+        _answer(rank, size, port, pipe)
+        return
+    measured = Coverage(covered[0], data_suffix=True, config_file=covered[1])
+    measured.start()
+    try:
+        _answer(rank, size, port, pipe)
+    finally:
+        measured.stop()
+        measured.save()
+
+
+def _answer(rank: int, size: int, port: int, pipe) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
