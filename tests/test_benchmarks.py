@@ -1,4 +1,4 @@
-"""The benchmark of channels runs: on narrow networks, in this process, for what it writes and not for its times."""
+"""The benchmarks run: on narrow networks or few steps, in this process, for what they write and not for their times."""
 
 import importlib
 import json
@@ -6,19 +6,29 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-HERE = ("channels", "stepping", "torch_pruning_rival", "harness")
+HERE = ("channels", "stepping", "torch_pruning_rival", "harness", "scale")
+
+
+def imported(name, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    for other in HERE:
+        monkeypatch.delitem(sys.modules, other, raising=False)
+    yield importlib.import_module(name)
+    for other in HERE:
+        sys.modules.pop(other, None)
 
 
 @pytest.fixture
 def channels(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    for name in HERE:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module("channels")
-    for name in HERE:
-        sys.modules.pop(name, None)
+    yield from imported("channels", monkeypatch)
+
+
+@pytest.fixture
+def scale(monkeypatch):
+    yield from imported("scale", monkeypatch)
 
 
 def test_every_variant_is_measured_and_written(channels, tmp_path, capsys):
@@ -58,3 +68,27 @@ def test_what_needs_a_gpu_is_refused_without(channels, capsys):
     with pytest.raises(SystemExit):
         channels.main(["--modes", "captured"])
     assert "CUDA graphs" in capsys.readouterr().err
+
+
+def test_depth_and_selection_are_measured(scale):
+    before = torch.get_num_threads()
+    try:
+        for store in ("device", "recompute", "first"):
+            done = scale.measure(scale.Cell("depth", "resnet20", 2, store, 2))
+            assert not done.error
+            assert done.steps_time == pytest.approx(1000 * done.seconds / done.step_ms)
+            assert done.weights_gib == pytest.approx(4 * 269_722 / 2**30)
+        done = scale.measure(scale.Cell("select", count=1000))
+        assert done.seconds > 0
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_scale_of_two_ranks_is_written(scale, tmp_path, capsys):
+    out = tmp_path / "rows.json"
+    scale.main(["--parts", "ranks", "--ranks", "2", "--batch", "4", "--out", str(out)])
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["ranks"], row["batch"], row["error"]) == (2, 4, "")
+    assert row["seconds"] > 0
+    assert "over all ranks" in capsys.readouterr().out

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prospr.errors import PruningError
     from prospr.gradual import GradualMagnitude
     from prospr.masks import Masks, inspect, select
+    from prospr.meta.ranks import Ranks
     from prospr.pruning import prune, score
     from prospr.registry import Method, methods
     from prospr.retraining import retrain
@@ -37,6 +38,7 @@ __all__ = [
     "ProsPr",
     "PruningError",
     "Random",
+    "Ranks",
     "Score",
     "Snip",
     "SynFlow",
@@ -62,6 +64,7 @@ _HOMES = {
     "prospr.errors": ("PruningError",),
     "prospr.gradual": ("GradualMagnitude",),
     "prospr.masks": ("Masks", "inspect", "select"),
+    "prospr.meta.ranks": ("Ranks",),
     "prospr.pruning": ("prune", "score"),
     "prospr.registry": ("Method", "methods"),
     "prospr.retraining": ("retrain",),

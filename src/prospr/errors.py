@@ -15,8 +15,10 @@ __all__ = [
     "PackageError",
     "PlanError",
     "PruningError",
+    "RankError",
     "ScoreError",
     "SettingError",
+    "WaitingWarning",
     "ZeroScoreWarning",
 ]
 
@@ -69,6 +71,10 @@ class PackageError(PruningError, ModuleNotFoundError):
     """A package that is needed for this alone is not installed."""
 
 
+class RankError(PruningError, RuntimeError):
+    """Processes that score together: one died, failed, did not come, or differs from the others."""
+
+
 class CollapseError(PruningError):
     """Pruning cut every path from the network's input to its output."""
 
@@ -83,6 +89,10 @@ class InexactWarning(UserWarning):
 
 class KeptWholeWarning(UserWarning):
     """Channels of these layers cannot be removed from the network, and this says why."""
+
+
+class WaitingWarning(UserWarning):
+    """This process waits for others, which have not come yet."""
 
 
 class ZeroScoreWarning(UserWarning):

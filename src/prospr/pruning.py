@@ -1,7 +1,9 @@
 """The two verbs: `score` a model, `prune` a model."""
 
+import re
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from prospr.masks.reach import reach
 from prospr.masks.select import Scope, check_sparsity
 from prospr.meta.batches import Stream
 from prospr.meta.loss import Call, ModelLoss, call_of, cross_entropy, devices_of, one_sample, replay, unwrap
+from prospr.meta.ranks import Ranks, Team, fingerprints, joined, together
 from prospr.registry import Method, find
 from prospr.schedules import Iterative
 from prospr.scores.base import Problem, Score, Scores, Which
@@ -36,6 +39,7 @@ def score(
     granularity: Granularity | None = None,
     example: Any = None,
     seed: int = 0,
+    ranks: Ranks | Literal["auto"] | None = "auto",
 ) -> Scores:
     """What every prunable weight is worth, as {parameter name: tensor of its shape}. The model is not changed.
 
@@ -43,6 +47,9 @@ def score(
     loss: `loss(model, batch) -> scalar tensor`; cross-entropy of (inputs, targets) by default.
     prunable: which parameters; see `prospr.prunable`.
     granularity, example: "channel" for one score a group of channels, as {set of channels: tensor}; see `prospr.prune`.
+    ranks: where torch.distributed is initialised all its ranks score together ("auto"): each passes its part of every
+        batch, and all get the scores of the whole batches. It must then be called on every rank. A `prospr.Ranks` says
+        which and how; None scores in this process alone.
 
     A model in eval mode is scored in train mode, as it will be trained; one in train mode exactly as it is.
     """
@@ -54,11 +61,13 @@ def score(
             "prospr.prune runs it, and prospr.score takes the score inside it"
         )
     with torch.inference_mode(False), replay(None, devices_of(model.parameters())):
-        problem = _problem(model, batches, loss, prunable, seed)
-        if (granularity or chosen.granularity) != "channel":
-            return chosen.rule.score.score(problem)
-        found = _groups(problem, example, prunable)
-        return Channels(found).score(chosen.rule.score, _of_channels(problem, found))
+        facts = {"method": chosen.rule, "seed": seed, "granularity": granularity, "example given": example is not None}
+        with _team(ranks, "prospr.score", model, facts) as team:
+            problem = _problem(model, batches, loss, prunable, seed, team)
+            if (granularity or chosen.granularity) != "channel":
+                return chosen.rule.score.score(problem)
+            found = _groups(problem, example, prunable)
+            return Channels(found).score(chosen.rule.score, _of_channels(problem, found))
 
 
 def prune(
@@ -78,6 +87,7 @@ def prune(
     example: Any = None,
     seed: int = 0,
     collapse: Literal["error", "warn", "ignore"] = "error",
+    ranks: Ranks | Literal["auto"] | None = "auto",
 ) -> Masks:
     """Prune `model` in place before it is trained; it stays sparse while it trains. Returns the masks.
 
@@ -89,6 +99,7 @@ def prune(
         Which channels go together is found by running the model on one sample of the first batch, or of `example`.
     collapse: what to do where pruning cuts every path from input to output. A layer that empties beside a skip
         connection is a warning. After an error the model is as it was.
+    ranks: see `prospr.score`. All ranks end with the same masks, or with an error.
 
     >>> import torch, prospr
     >>> model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
@@ -103,27 +114,55 @@ def prune(
     plain = unwrap(model)
     chosen = find(method)
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
-        problem = _problem(plain, batches, loss, prunable, seed)
         scope, granularity = scope or chosen.scope, granularity or chosen.granularity
-        if granularity == "channel":
-            found = _groups(problem, example, prunable)
-            kind: Kind = Channels(found, scope, max(1, keep_per_layer), budget, round_to, per_flop)
-            problem, collapse = _of_channels(problem, found), "ignore"  # every layer keeps a channel
-        else:
-            if budget != "parameters" or round_to != 1 or per_flop:
-                raise SettingError("budget, round_to and per_flop are for granularity='channel'")
-            kind = Weights(scope, keep_per_layer, granularity)
-        call = problem.call() if collapse != "ignore" else None
-        masks = chosen.rule.masks(problem, sparsity, kind)
-        if collapse != "ignore":
-            _check_collapse(plain, masks, call, collapse)
+        facts = {"method": chosen.rule, "seed": seed, "granularity": granularity, "sparsity": sparsity, "scope": scope}
+        facts |= {"keep_per_layer": keep_per_layer, "budget": budget, "round_to": round_to, "per_flop": per_flop}
+        facts |= {"collapse": collapse, "example given": example is not None}
+        with _team(ranks, "prospr.prune", plain, facts) as team:
+            problem = _problem(plain, batches, loss, prunable, seed, team)
+            if granularity == "channel":
+                found = _groups(problem, example, prunable)
+                kind: Kind = Channels(found, scope, max(1, keep_per_layer), budget, round_to, per_flop)
+                problem, collapse = _of_channels(problem, found), "ignore"  # every layer keeps a channel
+            else:
+                if budget != "parameters" or round_to != 1 or per_flop:
+                    raise SettingError("budget, round_to and per_flop are for granularity='channel'")
+                kind = Weights(scope, keep_per_layer, granularity)
+            call = problem.call() if collapse != "ignore" else None
+            masks = chosen.rule.masks(problem, sparsity, kind)
+            if collapse != "ignore":
+                _check_collapse(plain, masks, call, collapse)
+            if team is not None:
+                remedy = "The scores differ in their last digits, which different hardware or libraries can do"
+                team.agree("the masks", masks.digest(), remedy)
         masks.apply(plain)
     return masks
 
 
-def _problem(model: nn.Module, batches: Iterable[Any] | None, loss: ModelLoss, which: Which, seed: int) -> Problem:
+def _team(
+    ranks: Ranks | Literal["auto"] | None, what: str, model: nn.Module, facts: dict[str, Any]
+) -> AbstractContextManager[Team | None]:
+    """The ranks that score `model` together; an error where they do not start from the same."""
+    if ranks is None or (ranks == "auto" and not together()):
+        return nullcontext()
+    if not isinstance(ranks, Ranks) and ranks != "auto":
+        raise SettingError(f"ranks={ranks!r}: use 'auto', prospr.Ranks(...) or None")
+    said = {key: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for key, value in facts.items()}
+    weights = {f"the parameter {name}": p for name, p in model.named_parameters()}
+    device = next(iter(weights.values())).device if weights else torch.device("cpu")
+    return joined(Ranks() if ranks == "auto" else ranks, what, device, {**said, **fingerprints(weights)})
+
+
+def _problem(
+    model: nn.Module,
+    batches: Iterable[Any] | None,
+    loss: ModelLoss,
+    which: Which,
+    seed: int,
+    team: Team | None,
+) -> Problem:
     names = tuple(find_prunable(model, which))
-    return Problem(model, names, None if batches is None else Stream(batches), loss, seed)
+    return Problem(model, names, None if batches is None else Stream(batches), loss, seed, team=team)
 
 
 def _groups(problem: Problem, example: Any, which: Which) -> Groups:

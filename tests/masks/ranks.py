@@ -1,5 +1,6 @@
 """What each process of the data-parallel tests does; imported by name in the processes."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -34,4 +35,7 @@ def run(rank: int, folder: str, steps: int) -> None:
             optimizer.step()
         ends[when] = {name: t.clone() for name, t in model.state_dict().items()}
     torch.save(ends, Path(folder) / f"{rank}.pt")
+    store.add("done", 1)
+    while store.add("done", 0) < RANKS:  # a connection closed while the other end still reads is an error there
+        time.sleep(0.01)
     dist.destroy_process_group()

@@ -130,6 +130,6 @@ def test_what_is_not_a_mask(masks, message):
 def test_every_error_is_a_pruning_error():
     kinds = [getattr(prospr.errors, name) for name in prospr.errors.__all__]
     errors = [kind for kind in kinds if not issubclass(kind, Warning)]
-    assert len(errors) == 12
+    assert len(errors) == 14
     assert all(issubclass(kind, prospr.PruningError) for kind in errors)
     assert issubclass(prospr.errors.MaskFileError, MaskError)

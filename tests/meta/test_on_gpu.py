@@ -48,6 +48,27 @@ def test_every_store_gives_the_same(store):
     assert torch.equal(state, torch.cuda.get_rng_state())
 
 
+def _wide_and_deep(steps, store):
+    """The derivative of a network of 16 MB over many steps, and the most GPU memory it took."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.Tanh(), torch.nn.Linear(2000, 1000)).cuda()
+    loss = pure_loss(model)
+    batches = ((torch.randn(64, 1000, device="cuda"), torch.randint(0, 1000, (64,), device="cuda")) for _ in range(999))
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    settings = {"steps": steps, "store": store, "capture": False}
+    result = metagrad(loss, loss.params(), batches, SGD(lr=0.01, momentum=0.9), **settings)
+    return result, torch.cuda.max_memory_allocated()
+
+
+def test_a_trajectory_on_the_cpu_takes_no_room_on_the_gpu():
+    (kept, much), (copied, little) = (_wide_and_deep(60, store) for store in ("device", "cpu"))
+    assert all(torch.equal(copied[name], t) for name, t in kept.items())  # copied while others compute, yet right
+    assert much - little > 40 * 16e6
+    assert _wide_and_deep(120, "cpu")[1] < 1.1 * little
+
+
 def test_activations_do_not_grow_with_the_number_of_steps():
     case = next(c for c in CASES if c.name == "residual")
     model = case.model().float().cuda()

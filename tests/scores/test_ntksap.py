@@ -36,7 +36,7 @@ def test_by_hand(monkeypatch):
     d/dm_kj = 2 (v x)_k v_kj x_j: the first row 2 (-0.1) (0.1, -0.2), the second 2 (0.2) (0.2, 0).
     """
     drawn = {(1, 2): [[1.0, 2.0]], (2, 2): [[1.0, -1.0], [2.0, 0.0]]}
-    monkeypatch.setattr(ntksap, "_normal_like", lambda t, generator: torch.tensor(drawn[tuple(t.shape)]))
+    monkeypatch.setattr(ntksap, "_normal", lambda shape, like, generator: torch.tensor(drawn[tuple(shape)]))
     net = nn.Linear(2, 2, bias=False)
     problem = Problem(net, ("weight",), Stream([(torch.zeros(1, 2), torch.tensor([0]))]))
     saliency = NtkSap(epsilon=0.1, redraws=3).saliency(problem)

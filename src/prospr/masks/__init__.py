@@ -2,7 +2,7 @@
 
 from prospr.masks.inspect import Inspection, Layer, Threshold, histogram, inspect, threshold
 from prospr.masks.masks import Masks
-from prospr.masks.select import Scope, erk_densities, select
+from prospr.masks.select import Scope, erk_densities, select, select_shards
 
 __all__ = [
     "Inspection",
@@ -14,5 +14,6 @@ __all__ = [
     "histogram",
     "inspect",
     "select",
+    "select_shards",
     "threshold",
 ]

@@ -65,7 +65,7 @@ class Masks(Mapping[str, Tensor]):
     @property
     def kept(self) -> int:
         """The number of weights that stay."""
-        return sum(int(m.sum()) for m in self.values())
+        return sum(int(m.count_nonzero()) for m in self.values())
 
     @property
     def total(self) -> int:
@@ -82,7 +82,7 @@ class Masks(Mapping[str, Tensor]):
 
     def densities(self) -> dict[str, float]:
         """The share of weights kept, layer by layer."""
-        return {name: m.sum().item() / m.numel() for name, m in self.items()}
+        return {name: m.count_nonzero().item() / m.numel() for name, m in self.items()}
 
     def empty(self) -> list[str]:
         """The layers that keep nothing."""
@@ -96,7 +96,7 @@ class Masks(Mapping[str, Tensor]):
         for name, m in self.items():
             if m.shape != other[name].shape:
                 raise MaskError(f"{name}: masks of shape {tuple(m.shape)} and {tuple(other[name].shape)} differ")
-        shared = sum(int((m & other[name].to(m.device)).sum()) for name, m in self.items())
+        shared = sum(int((m & other[name].to(m.device)).count_nonzero()) for name, m in self.items())
         return shared / max(1, self.kept)
 
     def digest(self) -> str:
@@ -151,7 +151,7 @@ class Masks(Mapping[str, Tensor]):
     def __str__(self) -> str:
         rows = [("layer", "shape", "kept", "of", "density")]
         for name, m in self.items():
-            kept, n = int(m.sum()), m.numel()
+            kept, n = int(m.count_nonzero()), m.numel()
             rows.append((name, "x".join(map(str, m.shape)), f"{kept:,}", f"{n:,}", f"{kept / n:.2%}"))
         rows.append(("total", "", f"{self.kept:,}", f"{self.total:,}", f"{self.density:.2%}"))
         return table(rows, left=2)

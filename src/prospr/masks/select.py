@@ -4,20 +4,21 @@ One rule serves every method: exactly round(density x n) weights are kept, at le
 kept, by layer and then by position in it.
 """
 
-import functools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from prospr.errors import ScoreError, SettingError, ZeroScoreWarning
+from prospr.masks.largest import largest, pieces
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, block_scores, n_of_m, parse, spread
+from prospr.meta.ranks import Ranks, Team, joined
 
-__all__ = ["Scope", "check_sparsity", "erk_densities", "select", "select_among"]
+__all__ = ["Scope", "check_sparsity", "erk_densities", "select", "select_among", "select_shards"]
 
 Scope = Literal["global", "balanced", "layer", "erk"]
 
@@ -49,8 +50,7 @@ def select(
     check_sparsity(sparsity)
     if scope not in get_args(Scope):
         raise SettingError(f"scope={scope!r}: use 'global', 'balanced', 'layer' or 'erk'")
-    if not isinstance(keep_per_layer, int) or keep_per_layer < 0:
-        raise SettingError(f"keep_per_layer={keep_per_layer!r}: use a whole number, 0 or more")
+    _check_floor(keep_per_layer)
     kind, first, second = parse(granularity)
     _check(scores)
     if kind == "n:m":
@@ -68,13 +68,13 @@ def select(
     total = sum(sizes.values())
     kept = max(1, round((1 - sparsity) * total))
     if scope == "global":
-        masks = _global(scores, kept, keep_per_layer)
+        masks = _global(scores, sizes, kept, keep_per_layer)
     else:
         shapes = {name: tuple(s.shape) for name, s in scores.items()}
         density = kept / total
         wanted = erk_densities(shapes, density) if scope == "erk" else dict.fromkeys(sizes, density)
         counts = _whole(wanted, sizes, kept, keep_per_layer)
-        masks = {name: _top(s.flatten(), counts[name]).reshape(s.shape) for name, s in scores.items()}
+        masks = {name: largest([s], counts[name])[0] for name, s in scores.items()}
     _warn_of_zeros(scores, masks)
     return Masks(masks)
 
@@ -152,36 +152,22 @@ def erk_densities(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict
         full |= over
 
 
-def _global(scores: Mapping[str, Tensor], kept: int, floor: int) -> dict[str, Tensor]:
-    device = next(iter(scores.values())).device
-    dtype = functools.reduce(torch.promote_types, (s.dtype for s in scores.values()))
-    flat = torch.cat([s.flatten().to(device, dtype) for s in scores.values()])
-    sizes = [s.numel() for s in scores.values()]
-    if floor:
-        least = sum(min(floor, n) for n in sizes)
-        if least > kept:
-            raise SettingError(
-                f"keep_per_layer={floor} needs {least} weights, and this sparsity keeps {kept}; lower one of them"
-            )
-        secured = torch.cat([_top(part, min(floor, part.numel())) for part in flat.split(sizes)])
-        rest = torch.nonzero(~secured).flatten()
-        secured[rest[_top(flat[rest], kept - least)]] = True
-        flat_mask = secured
-    else:
-        flat_mask = _top(flat, kept)
-    parts = flat_mask.split(sizes)
-    return {n: m.reshape(s.shape).to(s.device) for (n, s), m in zip(scores.items(), parts, strict=True)}
-
-
-def _top(scores: Tensor, count: int) -> Tensor:
-    """The `count` largest, as a mask; of equals the first. (torch.topk promises no order among equals.)"""
-    if count <= 0:
-        return torch.zeros_like(scores, dtype=torch.bool)
-    threshold = torch.topk(scores, count, sorted=False).values.min()
-    mask = scores > threshold
-    ties = torch.nonzero(scores == threshold).flatten()
-    mask[ties[: count - int(mask.sum())]] = True
-    return mask
+def _global(
+    scores: Mapping[str, Tensor], sizes: Mapping[str, int], kept: int, floor: int, team: Team | None = None
+) -> dict[str, Tensor]:
+    """The best of all layers; with a floor, the best of each layer first. `sizes` are those of whole layers."""
+    parts = list(scores.values())
+    if not floor:
+        return dict(zip(scores, largest(parts, kept, team), strict=True))
+    least = {name: min(floor, n) for name, n in sizes.items()}
+    total = sum(least.values())
+    if total > kept:
+        raise SettingError(
+            f"keep_per_layer={floor} needs {total} weights, and this sparsity keeps {kept}; lower one of them"
+        )
+    secured = [largest([s], least[name], team)[0] for name, s in scores.items()]
+    rest = largest(parts, kept - total, team, without=secured)
+    return {name: a | b for name, a, b in zip(scores, secured, rest, strict=True)}
 
 
 def _whole(wanted: Mapping[str, float], sizes: Mapping[str, int], kept: int, floor: int) -> dict[str, int]:
@@ -207,27 +193,90 @@ def _check(scores: Mapping[str, Tensor]) -> None:
     if not scores:
         raise ScoreError("there are no scores; score a model first, with prospr.score(model, batches)")
     for name, s in scores.items():
-        if not isinstance(s, Tensor) or not s.is_floating_point() or s.numel() == 0:
+        if isinstance(s, Tensor) and s.is_floating_point() and s.numel() == 0:
             raise ScoreError(f"{name}: a score must be a non-empty tensor of floating-point numbers")
-        if not torch.isfinite(s).all():
-            bad = int((~torch.isfinite(s)).sum())
-            raise ScoreError(f"{name}: {bad} of {s.numel()} scores are NaN or infinite; check the loss and the data")
-    low = min(s.min().item() for s in scores.values())
-    high = max(s.max().item() for s in scores.values())
-    if low == high and sum(s.numel() for s in scores.values()) > 1:
+    _check_range([_range(name, s) for name, s in scores.items()], sum(s.numel() for s in scores.values()))
+
+
+def _range(name: str, s: Tensor) -> tuple[float, float]:
+    """The smallest and the largest score of a layer, in one look at it; an error where one is not a number."""
+    if not isinstance(s, Tensor) or not s.is_floating_point():
+        raise ScoreError(f"{name}: a score must be a non-empty tensor of floating-point numbers")
+    if s.numel() == 0:
+        return math.inf, -math.inf
+    low, high = (end.item() for end in torch.aminmax(s.detach()))  # NaN where there is one
+    if not (math.isfinite(low) and math.isfinite(high)):
+        bad = sum(int((~torch.isfinite(piece)).sum()) for piece in pieces(s.detach().reshape(-1)))
+        raise ScoreError(f"{name}: {bad} of {s.numel()} scores are NaN or infinite; check the loss and the data")
+    return low, high
+
+
+def _check_range(ranges: Iterable[tuple[float, float]], count: int) -> None:
+    lows, highs = zip(*ranges, strict=True)
+    if min(lows) == max(highs) and count > 1:
         raise ScoreError(
-            f"all scores are {low:g}, so they rank nothing: does the loss depend on the weights, or are the "
+            f"all scores are {min(lows):g}, so they rank nothing: does the loss depend on the weights, or are the "
             "gradients zero? Use another batch, loss or method"
         )
 
 
 def _warn_of_zeros(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
-    kept = sum(int(m.sum()) for m in masks.values())
-    zero = sum(int(((scores[name] == 0) & m).sum()) for name, m in masks.items())
-    if zero and all(s.min() >= 0 for s in scores.values()) and kept < sum(m.numel() for m in masks.values()):
+    if any(s.min() < 0 for s in scores.values()):
+        return
+    zero = kept = total = 0
+    for name, s in scores.items():
+        for piece, mask in zip(pieces(s.reshape(-1)), pieces(masks[name].reshape(-1)), strict=True):
+            zero += int(((piece == 0) & mask).sum())
+            kept += int(mask.sum())
+        total += s.numel()
+    if zero and kept < total:
         warnings.warn(
             f"{zero} of the {kept} weights kept have a score of exactly 0: beyond the others the choice among them "
             "is by position. Use more data or a higher sparsity",
             ZeroScoreWarning,
             stacklevel=3,
         )
+
+
+def select_shards(
+    scores: Mapping[str, Tensor],
+    sparsity: float,
+    ranks: Ranks,
+    *,
+    scope: Literal["global", "layer"] = "global",
+    keep_per_layer: int = 0,
+) -> dict[str, Tensor]:
+    """`prospr.select` of scores that no process has whole: each rank has a piece of every layer, and gets its mask.
+
+    scores: the same names on every rank. A layer's pieces are in the order of ranks, one behind the other, as the
+        rows of a sharded weight are; a rank may have none of it (a tensor without entries).
+    scope, keep_per_layer: as in `prospr.select`, for whole layers.
+
+    The masks are those of one process that has everything: exact counts, the same ties. Only counts are sent.
+    """
+    check_sparsity(sparsity)
+    if scope not in ("global", "layer"):
+        raise SettingError(f"scope={scope!r}: shards are selected by 'global' or 'layer'")
+    _check_floor(keep_per_layer)
+    if not scores:
+        raise ScoreError("there are no scores; score a model first, with prospr.score(model, batches)")
+    device = next(iter(scores.values())).device
+    facts = {"the list of names": list(scores), "sparsity": sparsity, "scope": scope, "keep_per_layer": keep_per_layer}
+    facts |= {"the kind of numbers": [str(s.dtype) for s in scores.values()]}
+    with joined(ranks, "select_shards", device, facts) as team:
+        ranges = [_range(name, s) for name, s in scores.items()]
+        own = [s.numel() for s in scores.values()]
+        said = [(own, ranges)] if team is None else team.gather((own, ranges))
+        sizes = {name: sum(counts[i] for counts, _ in said) for i, name in enumerate(scores)}
+        total = sum(sizes.values())
+        _check_range([one for _, ranges in said for one in ranges], total)
+        kept = max(1, round((1 - sparsity) * total))
+        if scope == "global":
+            return _global(scores, sizes, kept, keep_per_layer, team)
+        counts = _whole(dict.fromkeys(sizes, kept / total), sizes, kept, keep_per_layer)
+        return {name: largest([s], counts[name], team)[0] for name, s in scores.items()}
+
+
+def _check_floor(keep_per_layer: int) -> None:
+    if not isinstance(keep_per_layer, int) or keep_per_layer < 0:
+        raise SettingError(f"keep_per_layer={keep_per_layer!r}: use a whole number, 0 or more")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prospr.errors import BatchError, SettingError
 
-__all__ = ["Stream", "iterate", "map_tensors", "micro_batches", "take", "tensors", "to_device"]
+__all__ = ["Stream", "iterate", "map_tensors", "micro_batches", "samples", "take", "tensors", "to_device"]
 
 
 def iterate(batches: Iterable[Any]) -> Iterator[Any]:
@@ -102,6 +102,17 @@ def tensors(tree: Any) -> list[Tensor]:
 
     map_tensors(tree, keep)
     return found
+
+
+def samples(batch: Any) -> int:
+    """The number of samples: the first dimension of the first tensor that has one."""
+    for t in tensors(dict(batch) if isinstance(batch, Mapping) else batch):
+        if t.dim() > 0:
+            return t.shape[0]
+    raise BatchError(
+        "the number of samples of a batch without tensors is not known; pass ranks=prospr.Ranks(weight=...), a "
+        "function of the batch"
+    )
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 from prospr.errors import DerivativeError, LossError, SettingError
 from prospr.meta.loss import Params
 from prospr.meta.products import Loss, Mode, Products
+from prospr.meta.ranks import Team
 
 __all__ = ["Extremes", "extreme_eigenvalues", "stable_lr"]
 
@@ -37,8 +38,11 @@ def extreme_eigenvalues(
     mode: Mode = "auto",
     micro_batch: int | None = None,
     seed: int = 0,
+    team: Team | None = None,
 ) -> Extremes:
     """Lanczos iteration on Hessian-vector products, until both ends move by less than `tolerance` of the larger.
+
+    team: the ranks that have a part of the batch each, where there are several.
 
     With `both=False` it stops when the larger in size has settled; the other end may then be far off.
 
@@ -53,7 +57,7 @@ def extreme_eigenvalues(
     """
     if most < 1:
         raise SettingError(f"most={most}: use at least 1 product")
-    products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed)
+    products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed, team=team)
     products.recorder.expected = min(most, 10)  # that many it takes as a rule
     v = _unit(_noise(params, seed))
     previous: Params | None = None
@@ -106,6 +110,7 @@ def stable_lr(
     mode: Mode = "auto",
     micro_batch: int | None = None,
     seed: int = 0,
+    team: Team | None = None,
 ) -> float:
     """kappa / |lambda|, lambda the eigenvalue of the Hessian that is largest in size.
 
@@ -119,7 +124,8 @@ def stable_lr(
     """
     if not kappa > 0:
         raise SettingError(f"kappa={kappa}: use a positive number, such as 0.5")
-    ends = extreme_eigenvalues(loss, params, batch, both=False, mode=mode, micro_batch=micro_batch, seed=seed)
+    how: dict[str, Any] = {"mode": mode, "micro_batch": micro_batch, "seed": seed, "team": team}
+    ends = extreme_eigenvalues(loss, params, batch, both=False, **how)
     if ends.magnitude == 0:
         raise DerivativeError("the loss has no curvature at these weights, so no learning rate follows from it")
     return kappa / ends.magnitude

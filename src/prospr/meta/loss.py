@@ -4,6 +4,7 @@ Nothing the user can see changes: parameters and buffers are swapped out while t
 it, also when it raises; random numbers come from a seed; compiled modules run their original code.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prospr.errors import BatchError, ModelError
 from prospr.meta.batches import map_tensors, to_device
+from prospr.meta.ranks import Team
+from prospr.meta.synced import synced_batch_norm
 
 __all__ = [
     "Call",
@@ -98,6 +101,10 @@ class PureLoss:
             and (module.training or (module.running_mean is None and module.running_var is None))
         ]
 
+    def synced(self) -> list[str]:
+        """Names of the norm layers that take statistics over all ranks in their current mode."""
+        return [name for name, m in self.model.named_modules() if isinstance(m, nn.SyncBatchNorm) and m.training]
+
     def __call__(self, params: Mapping[str, Tensor], batch: Any) -> Tensor:
         if self._swapped is params:
             return self.evaluate(batch)
@@ -105,8 +112,8 @@ class PureLoss:
             return self.evaluate(batch)
 
     @contextmanager
-    def swapped(self, params: Mapping[str, Tensor]) -> Generator[None]:
-        """Hold `params` and fresh copies of all buffers inside the module.
+    def swapped(self, params: Mapping[str, Tensor], team: Team | None = None) -> Generator[None]:
+        """Hold `params` and fresh copies of all buffers inside the module; SyncBatchNorm takes the team's statistics.
 
         Gradients must be taken inside this block: activation checkpointing runs the module again during the backward
         pass, and would find the module's own weights after it.
@@ -134,6 +141,8 @@ class PureLoss:
                 if isinstance(module, nn.RNNBase) and flat is not None:  # it keeps a second list of its weights
                     names = module._flat_weights_names
                     module.__dict__["_flat_weights"] = [module._parameters.get(n) for n in names]
+                if isinstance(module, nn.SyncBatchNorm):
+                    module.__dict__["forward"] = functools.partial(synced_batch_norm, module, team)
             self._swapped = params  # ty: ignore[invalid-assignment]
             yield
         finally:
@@ -145,6 +154,8 @@ class PureLoss:
                 module._buffers.update(buffers)
                 if flat is not None:
                     module.__dict__["_flat_weights"] = flat
+                if isinstance(module, nn.SyncBatchNorm):
+                    module.__dict__.pop("forward", None)
 
     def evaluate(self, batch: Any) -> Tensor:
         """The loss with whatever parameters are in the module now."""

@@ -4,6 +4,8 @@ No graph spans two steps. The steps are run and their weights kept; then a cotan
 Hessian-vector product a step. Activations are those of one step, whatever M is.
 """
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +18,8 @@ from prospr.meta.batches import take
 from prospr.meta.loss import Params, devices_of, replay
 from prospr.meta.optimizers import Optimizer, State
 from prospr.meta.products import Loss, Mode, Products
-from prospr.meta.trajectory import Moment, Store, trajectory
+from prospr.meta.ranks import Ranks, fingerprints, joined
+from prospr.meta.trajectory import KeptBatches, Moment, Store, trajectory
 
 __all__ = ["Order", "Trace", "adjoint", "metagrad"]
 
@@ -30,18 +33,25 @@ class Trace:
     """What happened on the way: pass one as `trace=` and read it after.
 
     `losses[m]` is the loss at step m, the last one that after all steps. `norms[m]` is the norm of dL(w_M)/dw_m: their
-    ratio from one step to the next says how fast the derivative grows, and so how far it can be trusted.
+    ratio from one step to the next says how fast the derivative grows, and so how far it can be trusted. `logs[m]` is
+    its logarithm to the base 2, which is finite also where the norm itself is beyond the largest number.
     """
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    logs: list[float] = field(default_factory=list)
+
+    @property
+    def growths(self) -> list[float]:
+        """For each step, the factor by which the cotangent grows on its way back through it."""
+        return [2.0 ** (here - after) for here, after in itertools.pairwise(self.logs)]
 
     @property
     def growth(self) -> float:
         """The mean factor by which the cotangent grows a step back; 1.0 when there are no steps."""
-        if len(self.norms) < 2 or not self.norms[-1] or not self.norms[0]:
+        if len(self.logs) < 2 or not math.isfinite(self.logs[-1]) or not math.isfinite(self.logs[0]):
             return 1.0
-        return (self.norms[0] / self.norms[-1]) ** (1 / (len(self.norms) - 1))
+        return 2.0 ** ((self.logs[0] - self.logs[-1]) / (len(self.logs) - 1))
 
 
 def metagrad(
@@ -58,18 +68,21 @@ def metagrad(
     seed: int = 0,
     capture: bool = True,
     trace: Trace | None = None,
+    ranks: Ranks | None = None,
 ) -> Params:
     """dL(w_M, D_M) / dw_0, where w_M comes from M steps of `optimizer` on the batches D_0 .. D_{M-1}.
 
     loss: `loss(params, batch) -> scalar tensor`, for a module `prospr.meta.pure_loss(model)`.
     batches: M + 1 of them; M is `steps`, or one less than there are batches.
     order: "exact", or "first", which takes the M steps but drops all curvature (it stores and keeps nothing).
-    store: where the M sets of weights are kept: on the "device", on the "cpu", or only about 2 sqrt(M) of them at a
-        time, the others being run again ("recompute").
+    store: where the M sets of weights are kept: on the "device"; on the "cpu", copied while the GPU works; or only
+        about 2 sqrt(M) of them at a time, the others being run again ("recompute"). With the last two, batches that
+        are on a GPU are kept on the CPU.
     mode: how Hessian-vector products are taken; see `prospr.meta.hvp`.
     micro_batch: evaluate each batch in pieces of this many samples. The loss must be a mean over samples.
     capture: on a GPU, record the evaluations as CUDA graphs where there are enough of them for that to pay.
     seed: of the random numbers the loss draws (dropout); each step has its own, the same at each visit.
+    ranks: every batch is this rank's part of it, and the result that of the whole batches, on every rank.
 
     >>> import torch, prospr
     >>> quadratic = lambda p, x: 0.5 * x * (p["w"] ** 2).sum()          # one step: w -> (1 - lr x) w
@@ -78,8 +91,14 @@ def metagrad(
     >>> round(g["w"].item(), 4)                                         # x (1 - lr x)^2 w = 3 * 0.49 * 2
     2.94
     """
-    products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed, capture=capture)
-    lam, exponent = adjoint(products, params, batches, optimizer, steps=steps, order=order, store=store, trace=trace)
+    if not params:
+        raise SettingError("metagrad got no parameters: are all of the model's parameters frozen?")
+    device = next(iter(params.values())).device
+    facts = {} if ranks is None else {**fingerprints(params), "the optimizer": repr(optimizer), "steps": steps}
+    with joined(ranks, "metagrad", device, facts) as team:
+        products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed, capture=capture, team=team)
+        how = {"steps": steps, "order": order, "store": store, "trace": trace}
+        lam, exponent = adjoint(products, params, batches, optimizer, **how)
     result = dict(zip(lam, _scaled(list(lam.values()), torch.exp2(exponent)), strict=True))
     result = {name: t.contiguous() for name, t in result.items()}
     if not torch.isfinite(_gathered(torch._foreach_norm(list(result.values()), float("inf")))).all():
@@ -107,20 +126,19 @@ def adjoint(
     """
     if order not in ("exact", "first"):
         raise SettingError(f"order={order!r}: use 'exact' or 'first'")
-    if not params:
-        raise SettingError("metagrad got no parameters: are all of the model's parameters frozen?")
     with torch.inference_mode(False), replay(None, devices_of(params.values())):  # a loader may draw random numbers
         losses: list[Tensor] = []
-        norms: list[Tensor] = []
+        logs: list[Tensor] = []
         if order == "first":
             lam = _first_order(products, params, batches, optimizer, steps, losses)
             exponent = torch.zeros((), dtype=torch.float64)
         else:
-            watch = None if trace is None else norms
+            watch = None if trace is None else logs
             lam, exponent = _exact(products, params, batches, optimizer, steps, store, losses, watch)
         if trace is not None:
             trace.losses[:] = torch.stack(losses).tolist()
-            trace.norms[:] = torch.stack(norms[::-1] or [_norm(lam)]).tolist()
+            trace.logs[:] = torch.stack(logs[::-1] or [_norm(lam).log2()]).tolist()
+            trace.norms[:] = torch.tensor(trace.logs, dtype=torch.float64).exp2().tolist()
         return lam, exponent
 
 
@@ -136,14 +154,14 @@ def _first_order(products, params, batches, optimizer, steps, losses) -> Params:
             losses.append(value)
             w, state = optimizer.step_all(w, grads, state, step - 1)
         last = batch
-    value, lam = products.gradient(w, last, len(losses))
+    value, lam = products.gradient(w, last, len(losses), last=True)
     losses.append(value)
     _check_losses(losses)
     return lam
 
 
-def _exact(products, params, batches, optimizer, steps, store, losses, norms) -> tuple[Params, Tensor]:
-    batch_of = list(take(batches, steps))
+def _exact(products, params, batches, optimizer, steps, store, losses, logs) -> tuple[Params, Tensor]:
+    batch_of = KeptBatches(take(batches, steps), store)
     total = len(batch_of) - 1
     products.recorder.expected = total
 
@@ -162,11 +180,11 @@ def _exact(products, params, batches, optimizer, steps, store, losses, norms) ->
         moment, w, state = advance(w, state, step)
         moments.push(step, moment, before)
         del moment, before  # what the store does not keep is freed now
-    value, lam = products.gradient(w, batch_of[total], total)
+    value, lam = products.gradient(w, batch_of[total], total, last=True)
     losses.append(value)
     _check_losses(losses)
-    if norms is not None:
-        norms.append(_norm(lam))
+    if logs is not None:
+        logs.append(_norm(lam).log2())
 
     exponent = torch.zeros((), dtype=torch.float64, device=value.device)
     lam_state: State = {name: tuple(torch.zeros_like(s) for s in parts) for name, parts in state.items()}
@@ -180,8 +198,8 @@ def _exact(products, params, batches, optimizer, steps, store, losses, norms) ->
         if step % _RESCALE_EVERY == 0:
             lam, lam_state, shift = _rescale(lam, lam_state)
             exponent = exponent + shift
-        if norms is not None:
-            norms.append(_norm(lam) * torch.exp2(exponent))
+        if logs is not None:
+            logs.append(_norm(lam).log2() + exponent)
     return lam, exponent
 
 

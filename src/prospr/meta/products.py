@@ -1,4 +1,4 @@
-"""Gradient and Hessian-vector product of one batch, or of one batch in pieces."""
+"""Gradient and Hessian-vector product of one batch, in one process or over many, in one piece or in several."""
 
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -9,11 +9,12 @@ import torch
 import torch.autograd.forward_ad as fwad
 from torch import Tensor, nn
 
-from prospr.errors import DerivativeError, InexactWarning, LossError, SettingError
+from prospr.errors import BatchError, DerivativeError, InexactWarning, LossError, SettingError
 from prospr.meta.batches import micro_batches
 from prospr.meta.capture import Recorder
 from prospr.meta.kernels import ForwardOverReverse, ReverseOverReverse, without_weight_gradients
 from prospr.meta.loss import Params, PureLoss, devices_of, replay
+from prospr.meta.ranks import Team
 
 __all__ = ["Mode", "Products", "gradient", "hvp", "plain_grad"]
 
@@ -96,6 +97,7 @@ class Products:
         micro_batch: int | None = None,
         seed: int = 0,
         capture: bool = True,
+        team: Team | None = None,
     ) -> None:
         if mode not in ("auto", "reverse", "forward"):
             raise SettingError(f"mode={mode!r}: use 'auto', 'reverse' or 'forward'")
@@ -104,11 +106,19 @@ class Products:
         self.loss = loss
         self.mode: Mode = mode
         self.micro_batch = micro_batch
-        self.seed = seed
+        self.team = team
+        self.seed = seed if team is None else seed + 104_729 * team.rank  # each rank's dropout is its own
         # Channels last is what convolutions run fastest in. A network that calls .view on its activations cannot have
         # it; the first evaluation finds out.
         self.layout = torch.contiguous_format if _overruns(loss) else torch.channels_last
-        self.recorder = Recorder(capture)
+        self.synced = loss.synced() if team is not None and isinstance(loss, PureLoss) else []
+        if self.synced and micro_batch is not None:
+            raise SettingError(
+                f"micro_batch={micro_batch}: {_some(self.synced)} take statistics over all ranks, and pieces of a "
+                "batch have none; leave micro_batch out, or use activation checkpointing to save memory"
+            )
+        self.recorder = Recorder(capture and not self.synced)
+        self._factor = 1.0  # of the loss, while it is differentiated
         self._walked = False  # whether the graph of the loss was looked through
         if micro_batch is not None and isinstance(loss, PureLoss) and (mixed := loss.batch_statistics()):
             warnings.warn(
@@ -126,8 +136,60 @@ class Products:
             for name, p in params.items()
         }
 
-    def gradient(self, params: Mapping[str, Tensor], batch: Any, step: int = 0) -> tuple[Tensor, Params]:
-        """The loss and its gradient; zeros for parameters that play no part."""
+    def gradient(
+        self, params: Mapping[str, Tensor], batch: Any, step: int = 0, last: bool = False
+    ) -> tuple[Tensor, Params]:
+        """The loss and its gradient; zeros for parameters that play no part.
+
+        last: whether it is the gradient after all steps, which ranks must agree on.
+        """
+        if self.team is None:
+            return self._local_gradient(params, batch, step)
+        value, grads = self._over_ranks(
+            self.team,
+            batch,
+            lambda: self._local_gradient(params, batch, step),
+            lambda: (torch.zeros(()), self._zeros(params)),
+            3 * step + (2 if last else 1),
+        )
+        return value, grads
+
+    def hvp(self, params: Mapping[str, Tensor], batch: Any, vector: Mapping[str, Tensor], step: int = 0) -> Params:
+        """The Hessian of the loss times `vector`."""
+        if self.team is None:
+            return self._local_hvp(params, batch, vector, step)
+        return self._over_ranks(
+            self.team,
+            batch,
+            lambda: (None, self._local_hvp(params, batch, vector, step)),
+            lambda: (None, self._zeros(params)),
+            3 * step,
+        )[1]
+
+    def _over_ranks(self, team: Team, batch: Any, evaluate: Callable, nothing: Callable, tag: int) -> Any:
+        """The mean over all ranks' parts of the batch, each by its weight; a rank may have none of it."""
+        weight = float(team.settings.weight(batch))
+        if not weight >= 0 or weight == float("inf"):
+            raise BatchError(f"the weight of a batch is {weight}; it must be a finite number, 0 or more")
+        if self.synced and weight == 0:
+            raise BatchError(
+                f"a batch is empty on rank {team.names[team.rank]}, and {_some(self.synced)} need samples on every "
+                "rank; use larger batches"
+            )
+        # Where statistics go over all ranks so do cotangents, and the weight must be in them.
+        self._factor = weight if self.synced else 1.0
+        value, parts = evaluate() if weight > 0 else nothing()
+        names = list(parts)
+        kind = torch.promote_types(parts[names[0]].dtype, torch.float32)
+        sent = [*parts.values()] if value is None else [value.to(kind), *parts.values()]
+        del parts
+        means = team.mean(sent, weight, tag, factor=1.0 if self.synced else None)
+        return None if value is None else means[0], dict(zip(names, means[-len(names) :], strict=True))
+
+    def _zeros(self, params: Mapping[str, Tensor]) -> Params:
+        return {name: torch.zeros_like(p) for name, p in self.laid_out(params).items()}
+
+    def _local_gradient(self, params: Mapping[str, Tensor], batch: Any, step: int) -> tuple[Tensor, Params]:
         value: Tensor | None = None
         total: Params = {}
         for fraction, piece, seed in self._pieces(batch, step):
@@ -136,8 +198,7 @@ class Products:
             total = _add(total, grads, fraction)
         return cast(Tensor, value), total
 
-    def hvp(self, params: Mapping[str, Tensor], batch: Any, vector: Mapping[str, Tensor], step: int = 0) -> Params:
-        """The Hessian of the loss times `vector`."""
+    def _local_hvp(self, params: Mapping[str, Tensor], batch: Any, vector: Mapping[str, Tensor], step: int) -> Params:
         total: Params = {}
         for fraction, piece, seed in self._pieces(batch, step):
             product = self._evaluate(self._hvp, params, piece, vector, step, seed)
@@ -205,7 +266,7 @@ class Products:
     def _forward_over_reverse(self, params, batch, vector, step: int, seed: int) -> Params:
         with self._evaluation(params, seed, ForwardOverReverse()) as leaves, fwad.dual_level():
             duals = {name: fwad.make_dual(leaf, vector[name]) for name, leaf in leaves.items()}
-            with _holding(self.loss, duals):
+            with _holding(self.loss, duals, self.team):
                 loss = self._value(duals, batch, step)
                 grads = torch.autograd.grad(loss, list(duals.values()), allow_unused=True, materialize_grads=True)
             tangents = [fwad.unpack_dual(g).tangent for g in grads]
@@ -223,7 +284,7 @@ class Products:
             devices = [] if self.recorder.recording else devices_of(params.values())
             stack.enter_context(replay(seed, devices))
             leaves = {name: p.requires_grad_() for name, p in self.laid_out(params).items()}
-            stack.enter_context(_holding(self.loss, leaves))
+            stack.enter_context(_holding(self.loss, leaves, self.team))
             stack.enter_context(kernels)
             yield leaves
 
@@ -241,7 +302,7 @@ class Products:
                 "the loss does not depend on any parameter that is trained: is it computed under torch.no_grad(), "
                 "detached, or are all parameters frozen?"
             )
-        return value
+        return value if self._factor == 1.0 else value * self._factor
 
     def _pieces(self, batch: Any, step: int) -> Iterator[tuple[float, Any, int]]:
         """(share of the batch, piece, seed): one piece, or micro-batches."""
@@ -286,9 +347,9 @@ def _refuse_once_differentiable(loss: Tensor) -> None:
 
 
 @contextmanager
-def _holding(loss: Loss, params: Params) -> Generator[None]:
+def _holding(loss: Loss, params: Params, team: Team | None) -> Generator[None]:
     if isinstance(loss, PureLoss):
-        with loss.swapped(params):
+        with loss.swapped(params, team):
             yield
     else:
         yield

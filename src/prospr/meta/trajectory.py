@@ -1,17 +1,18 @@
 """Where the steps of the inner training are kept until the adjoint walks back through them."""
 
 import math
-from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from prospr.errors import SettingError
+from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import Params
 from prospr.meta.optimizers import State
 
-__all__ = ["Moment", "Store", "Trajectory", "trajectory"]
+__all__ = ["KeptBatches", "Moment", "Store", "Trajectory", "trajectory"]
 
 Store = Literal["device", "cpu", "recompute"]
 
@@ -58,25 +59,54 @@ class _OnDevice:
 
 
 class _OnCpu:
-    """Page-locked copies, made and read back on the device's own stream: no waiting, and the order is kept."""
+    """Page-locked copies, made and read back on a stream of their own while the GPU computes; one step is read ahead.
+
+    On the CPU nothing is copied.
+    """
 
     def __init__(self) -> None:
-        self._moments: dict[int, tuple[Moment, Moment]] = {}
+        self._kept: dict[int, tuple[Moment, Moment]] = {}  # copies, and an empty tensor for the place of each
+        self._ahead: dict[int, Moment] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def push(self, step: int, moment: Moment, state: State) -> None:
-        devices = _map(moment, lambda t: torch.empty(0, dtype=t.dtype, device=t.device))
-        self._moments[step] = _map(moment, _to_cpu), devices
+        places = _map(moment, lambda t: torch.empty(0, dtype=t.dtype, device=t.device))
+        for device in _gpus(moment):
+            self._stream(device).wait_stream(torch.cuda.current_stream(device))
+        self._kept[step] = _map(moment, self._copied), places
 
     def pop(self, step: int) -> Moment:
-        moment, devices = self._moments.pop(step)
-        return Moment(
-            {n: t.to(devices.params[n].device, non_blocking=True) for n, t in moment.params.items()},
-            {n: t.to(devices.grads[n].device, non_blocking=True) for n, t in moment.grads.items()},
-            {
-                n: tuple(t.to(d.device, non_blocking=True) for t, d in zip(s, devices.state[n], strict=True))
-                for n, s in moment.state.items()
-            },
-        )
+        moment = self._ahead.pop(step, None) or self._read(step)
+        for device in _gpus(moment):
+            torch.cuda.current_stream(device).wait_stream(self._stream(device))
+        _map(moment, _used_here)
+        if step - 1 in self._kept:
+            self._ahead[step - 1] = self._read(step - 1)
+        return moment
+
+    def _read(self, step: int) -> Moment:
+        moment, places = self._kept.pop(step)
+        there = iter(_tensors(places))
+        return _map(moment, lambda t: self._back(t, next(there).device))
+
+    def _copied(self, t: Tensor) -> Tensor:
+        if t.device.type != "cuda":
+            return t
+        stream = self._stream(t.device)
+        t.record_stream(stream)  # its memory is not given away before the copy is made
+        with torch.cuda.stream(stream):
+            return _on_cpu(t)
+
+    def _back(self, t: Tensor, device: torch.device) -> Tensor:
+        if device.type != "cuda":
+            return t
+        with torch.cuda.stream(self._stream(device)):
+            return t.to(device, non_blocking=True)
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
 
 
 class _Snapshots:
@@ -101,11 +131,48 @@ class _Snapshots:
         return self._stretch.pop(step)
 
 
-def _to_cpu(t: Tensor) -> Tensor:
+class KeptBatches(Sequence[Any]):
+    """The batches of all steps. Where weights are not kept on the GPU batches are not either: they take more room."""
+
+    def __init__(self, batches: Iterable[Any], store: Store) -> None:
+        self._batches: list[Any] = []
+        self._places: list[list[torch.device]] = []
+        for batch in batches:
+            places = [t.device for t in tensors(batch)] if store != "device" else []
+            moved = any(place.type == "cuda" for place in places)
+            self._batches.append(map_tensors(batch, _on_cpu) if moved else batch)
+            self._places.append(places if moved else [])
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, step: int) -> Any:
+        batch, places = self._batches[step], iter(self._places[step])
+        if not self._places[step]:
+            return batch
+        return map_tensors(batch, lambda t: t.to(next(places), non_blocking=True))
+
+
+def _on_cpu(t: Tensor) -> Tensor:
+    """The tensor, or of one on a GPU a page-locked copy that is being made on the current stream."""
     if t.device.type == "cpu":
         return t
     copy = torch.empty_like(t, device="cpu", pin_memory=t.device.type == "cuda")
     return copy.copy_(t, non_blocking=True)
+
+
+def _used_here(t: Tensor) -> Tensor:
+    if t.device.type == "cuda":
+        t.record_stream(torch.cuda.current_stream(t.device))
+    return t
+
+
+def _tensors(moment: Moment) -> list[Tensor]:
+    return [*moment.params.values(), *moment.grads.values(), *(t for parts in moment.state.values() for t in parts)]
+
+
+def _gpus(moment: Moment) -> set[torch.device]:
+    return {t.device for t in _tensors(moment) if t.device.type == "cuda"}
 
 
 def _map(moment: Moment, f: Callable[[Tensor], Tensor]) -> Moment:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from prospr.errors import BatchError, ModelError, ScoreError
-from prospr.meta.batches import Stream, map_tensors
-from prospr.meta.loss import Call, ModelLoss, Params, PureLoss, called_with, cross_entropy, unwrap
+from prospr.meta.batches import Stream, map_tensors, tensors
+from prospr.meta.loss import Call, ModelLoss, Params, PureLoss, called_with, cross_entropy, one_sample, unwrap
+from prospr.meta.ranks import Team
 
 __all__ = ["Problem", "Score", "Scores", "Tempered", "prunable"]
 
@@ -88,6 +89,7 @@ class Problem:
     recover: bool = False  # whether pruned weights may come back
     density: float | None = None  # the share that will be kept, where it is known
     drawn: Mapping[str, Tensor] | None = None  # other initial values of the prunable parameters than the model's
+    team: Team | None = None  # the ranks that score together, each with its part of every batch
 
     def weights(self) -> Scores:
         """The initial values of the prunable parameters, pruned or not."""
@@ -117,14 +119,25 @@ class Problem:
             raise BatchError("this method looks at data; pass batches, for instance a DataLoader")
         return self.batches
 
-    def call(self) -> Call | None:
+    def own_call(self) -> Call | None:
         """What the loss calls the model with, for the next batch (which is not read); None where that is not known."""
         ahead = self.batches.peek() if self.batches is not None else []
         return called_with(self.model, self.loss, ahead[0]) if ahead else None
 
-    def known_call(self, who: str) -> Call:
-        """The same, for a score that looks at the shape of the data alone; an error where it is not known."""
-        call = self.call()
+    def call(self) -> Call | None:
+        """The same, for what looks at the shape of the data alone. Ranks all get the first sample that one has."""
+        own = self.own_call()
+        if self.team is None:
+            return own
+        sample = None if own is None else one_sample(own)
+        some = sample is not None and any(t.numel() for t in tensors(sample))
+        first = self.team.first(map_tensors(sample, Tensor.cpu) if some else None)
+        places = iter(tensors(sample))
+        return map_tensors(first, lambda t: t.to(next(places).device)) if sample is not None else first
+
+    def known_call(self, who: str, own: bool = False) -> Call:
+        """The same, and an error where it is not known; `own`: of this rank."""
+        call = self.own_call() if own else self.call()
         if call is None:
             raise BatchError(
                 f"{who} must know the shape of an input; pass batches, and a loss that calls the model (of the first "

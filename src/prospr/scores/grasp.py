@@ -47,8 +47,10 @@ class Grasp(Score):
             raise BatchError(f"batches holds {len(data)}, and Grasp(batches={self.batches}) reads {self.batches}")
         loss = problem.pure_loss(Tempered(problem.loss, self.temperature))
         params = problem.start(loss)
-        products = Products(loss, mode=self.mode, micro_batch=self.micro_batch, seed=problem.seed)
         with training_mode(problem.model):
+            products = Products(
+                loss, mode=self.mode, micro_batch=self.micro_batch, seed=problem.seed, team=problem.team
+            )
             g = _mean([products.gradient(params, batch, i)[1] for i, batch in enumerate(data)])
             h = _mean([products.hvp(params, batch, g, i) for i, batch in enumerate(data)])
         weights = problem.weights()

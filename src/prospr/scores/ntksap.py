@@ -1,7 +1,7 @@
 """NTK-SAP: keep the spectrum of the neural tangent kernel, whatever the weights (Wang, Li, Sun, ICLR 2023)."""
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from prospr.errors import SettingError
 from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import Call, Params, PureLoss, devices_of, evaluation_mode, replay
+from prospr.meta.ranks import Team
 from prospr.meta.redraw import Init, redrawn_parameters
 from prospr.scores.base import Problem, Score, Scores
 
@@ -52,40 +53,67 @@ class NtkSap(Score):
             raise SettingError(f"NtkSap(init={self.init!r}): use a function that initialises the model it is given")
 
     def saliency(self, problem: Problem) -> Scores:
-        call = problem.known_call("NtkSap")
+        call = problem.known_call("NtkSap", own=True)
         pure = problem.pure_loss(_outputs)
         trained = problem.start(pure)
         norms = _measurable_norms(pure.model)
         total: Scores = {}
+        mine, everyone = _share(call, problem.team)
         with evaluation_mode(pure.model):
             for r in range(self.redraws):
-                one = self._derivative(problem, pure, trained, norms, call, problem.seed * 1_000_003 + r)
+                seed = problem.seed * 1_000_003 + r
+                one = self._derivative(problem, pure, trained, norms, call, mine, everyone, seed)
                 total = {name: total[name] + d if total else d for name, d in one.items()}
+        if problem.team is not None:  # a sum over samples, each of which one rank has
+            total = dict(zip(total, problem.team.sums(list(total.values()), 0), strict=True))
         return {name: d / self.redraws for name, d in total.items()}
 
     def _derivative(
-        self, problem: Problem, pure: PureLoss, trained: Params, norms: list[_Norm], call: Call, seed: int
+        self,
+        problem: Problem,
+        pure: PureLoss,
+        trained: Params,
+        norms: list[_Norm],
+        call: Call,
+        mine: slice,
+        everyone: int,
+        seed: int,
     ) -> Scores:
-        """For one draw. From one generator on the CPU: a seed for the weights, then the inputs, then v."""
+        """For one draw. From one generator on the CPU: a seed for the weights, then the inputs, then v.
+
+        The inputs are drawn for the samples of all ranks; `mine` are those of this one.
+        """
         generator = torch.Generator().manual_seed(seed % 2**63)
         weight_seed = int(torch.randint(2**31, (), generator=generator))
-        noise = map_tensors(call, lambda t: _normal_like(t, generator) if t.is_floating_point() else t)
+        rows = mine.stop - mine.start
+
+        def drawn_input(t: Tensor) -> Tensor:
+            if not t.is_floating_point():
+                return t
+            if t.dim() == 0 or t.shape[0] != rows:
+                return _normal(t.shape, t, generator)
+            return _normal((everyone, *t.shape[1:]), t, generator)[mine]
+
+        noise = map_tensors(call, drawn_input)
         drawn = redrawn_parameters(pure.model, self.init, weight_seed)
         drawn = {name: drawn[name] for name in trained}  # what is frozen stays what it is
         on = _masks_on(pure.model)  # a weight that is pruned already has no value to draw
         w = _masked({name: drawn[name] for name in problem.names}, on)
-        v = _masked({name: self.epsilon * _normal_like(w[name], generator) for name in problem.names}, on)
+        v = _masked({name: self.epsilon * _normal(w[name].shape, w[name], generator) for name in problem.names}, on)
         masks = problem.masks or {}
         here = {**drawn, **_masked(w, masks)}
         there = {**drawn, **_masked({name: w[name] + v[name] for name in w}, masks)}
 
-        with pure.swapped(here):
+        if rows == 0:
+            return {name: torch.zeros_like(w[name]) for name in problem.names}
+        team = problem.team
+        with pure.swapped(here, team):
             if norms:
                 with torch.no_grad(), _measuring(norms):
                     _replayed(pure, noise, weight_seed)
             # Seen from either side the other is a constant. So only one graph is held at a time, with its own weights
             # in the model until its gradient is taken, as activation checkpointing needs.
-            with torch.no_grad(), pure.swapped(there):
+            with torch.no_grad(), pure.swapped(there, team):
                 f_there = _replayed(pure, noise, weight_seed)
             f_here, g_here = _pull_back(pure, here, problem.names, noise, f_there, weight_seed)
             _, g_there = _pull_back(pure, there, problem.names, noise, f_here, weight_seed)
@@ -120,9 +148,19 @@ def _masked(params: Params, masks: Mapping[str, Tensor]) -> Params:
     return {name: p * masks[name].to(p.device) if name in masks else p for name, p in params.items()}
 
 
-def _normal_like(t: Tensor, generator: torch.Generator) -> Tensor:
+def _normal(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
     """In float32 on the CPU, so that neither device nor precision changes the numbers."""
-    return torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.device, t.dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float32).to(like.device, like.dtype)
+
+
+def _share(call: Call, team: Team | None) -> tuple[slice, int]:
+    """Which samples of all ranks' are this rank's, and how many there are."""
+    rows = next((t.shape[0] for t in tensors(call) if t.dim() > 0), 0)
+    if team is None:
+        return slice(0, rows), rows
+    counts = team.gather(rows)
+    start = sum(counts[: team.rank])
+    return slice(start, start + rows), sum(counts)
 
 
 def _measurable_norms(model: nn.Module) -> list[_Norm]:

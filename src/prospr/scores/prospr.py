@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -57,7 +57,7 @@ class ProsPr(Score):
     mode: Mode = "auto"
     micro_batch: int | None = None
     capture: bool = True
-    trace: Trace | None = None
+    trace: Trace | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 0:
@@ -77,9 +77,14 @@ class ProsPr(Score):
         with training_mode(problem.model):
             lr = self.lr
             if lr == "auto":
-                lr = self._stable_lr(loss, params, first[0], problem.seed) if self.steps > 0 else 0.0
+                lr = self._stable_lr(loss, params, first[0], problem) if self.steps > 0 else 0.0
             products = Products(
-                loss, mode=self.mode, micro_batch=self.micro_batch, seed=problem.seed, capture=self.capture
+                loss,
+                mode=self.mode,
+                micro_batch=self.micro_batch,
+                seed=problem.seed,
+                capture=self.capture,
+                team=problem.team,
             )
             lam, _ = adjoint(
                 products,
@@ -100,10 +105,10 @@ class ProsPr(Score):
             return self.optimizer
         return SGD(lr, self.momentum, self.dampening, self.weight_decay, self.nesterov, self.detach_first)
 
-    def _stable_lr(self, loss, params: dict[str, Tensor], batch: Any, seed: int) -> float:
+    def _stable_lr(self, loss, params: dict[str, Tensor], batch: Any, problem: Problem) -> float:
         if self.optimizer is not None:
             return 0.0  # it has its own
-        settings = {"mode": self.mode, "micro_batch": self.micro_batch, "seed": seed}
+        settings = {"mode": self.mode, "micro_batch": self.micro_batch, "seed": problem.seed, "team": problem.team}
         try:
             return stable_lr(loss, params, batch, kappa=self.kappa, **settings)
         except DerivativeError as error:

@@ -38,8 +38,8 @@ class SynFlow(Score):
             raise SettingError(f"SynFlow(scale={self.scale!r}): use a positive number")
 
     def saliency(self, problem: Problem) -> Scores:
-        call = problem.known_call("SynFlow")
-        args, kwargs = map_tensors(one_sample(call), lambda t: self._ones(t) if _real(t) else t)
+        call = one_sample(problem.known_call("SynFlow"))
+        args, kwargs = map_tensors(call, lambda t: self._ones(t) if _real(t) else t)
 
         def flow_of(model, _):
             out = model(*args, **kwargs)

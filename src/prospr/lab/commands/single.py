@@ -81,7 +81,10 @@ class Run(Command):
 
 @dataclass(frozen=True)
 class Prune(Command):
-    """Score a network and choose what is kept, without training: the masks that `prospr run` would train with."""
+    """Score a network and choose what is kept, without training: the masks that `prospr run` would train with.
+
+    With several processes, each takes its part of every batch: torchrun --nproc-per-node 8 -m prospr prune ...
+    """
 
     experiment: Asked = field(default_factory=Asked)
     """What is pruned; the same options as `prospr run`."""
@@ -98,17 +101,21 @@ class Prune(Command):
         experiment = self.experiment.make()
         from prospr.errors import SettingError
         from prospr.lab.experiment import DENSE
-        from prospr.lab.run import choose_device
+        from prospr.lab.launch import launched
         from prospr.lab.runs.making import Loader, Parts, check
 
         if experiment.method == DENSE:
             raise SettingError("method='dense' keeps everything; name a pruning method (`prospr methods`)")
         check(experiment)
-        device = choose_device(self.device)
-        masks = Parts(experiment, Loader(device, self.root)(experiment), device, self.workers).score().masks
-        notes = {"method": experiment.method, "sparsity": f"{experiment.sparsity:g}", "seed": str(experiment.seed)}
-        masks.save(self.out, **notes, network=experiment.network_name, dataset=experiment.dataset)
-        print(f"{experiment.label}\n\n{masks}\n\nwritten to {self.out}")
+        with launched(self.device) as place:
+            with place.in_turn():
+                data = Loader(place.device, self.root)(experiment)
+            masks = Parts(experiment, data, place.device, self.workers).score(ranks=place.ranks).masks
+            if not place.first:
+                return
+            notes = {"method": experiment.method, "sparsity": f"{experiment.sparsity:g}", "seed": str(experiment.seed)}
+            masks.save(self.out, **notes, network=experiment.network_name, dataset=experiment.dataset)
+            print(f"{experiment.label}\n\n{masks}\n\nwritten to {self.out}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -209,8 +209,11 @@ class Parts:
         assert isinstance(train, Split)
         return train.batches(batch_size, seed, CropFlip(pad, flip) if pad or flip else None)
 
-    def score(self, model: nn.Module | None = None) -> Scored:
-        """What the method keeps of the network with its first weights, or of `model`, and the scores it went by."""
+    def score(self, model: nn.Module | None = None, ranks: prospr.Ranks | None = None) -> Scored:
+        """What the method keeps of the network with its first weights, or of `model`, and the scores it went by.
+
+        `ranks` take a part of every batch each, with the norm statistics of the whole.
+        """
         experiment, pruning = self.experiment, self.experiment.pruning
         method = method_of(experiment)
         watched = Watched(method.rule.score)
@@ -218,9 +221,12 @@ class Parts:
             if pruning.after_training:
                 raise SettingError("pruning.after_training prunes a trained network; `prospr run` trains it first")
             model = self.network()
+        batches: Iterable[Any] = self.batches(pruning.score_batch_size)
+        if ranks is not None:
+            model, batches = nn.SyncBatchNorm.convert_sync_batchnorm(model), ranks.part(batches)
         masks = prospr.prune(
             model,
-            self.batches(pruning.score_batch_size),
+            batches,
             experiment.sparsity,
             method=replace(method, score=replace(method.rule, score=watched)),
             loss=self.task.loss,
@@ -230,6 +236,7 @@ class Parts:
             per_flop=pruning.per_flop,
             example=self.example,
             seed=experiment.seed,
+            ranks=ranks,
         )
         return Scored(self._shuffled(masks) if pruning.check == "shuffled" else masks, watched)
 
