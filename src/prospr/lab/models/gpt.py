@@ -49,9 +49,8 @@ def initial_(model: GPT) -> None:
     truncated_(model)
     with torch.no_grad():
         for block in model.blocks:
-            assert isinstance(block, Block)
-            for weight in (block.attention.proj.weight, block.mlp[2].weight):
-                weight.mul_((2 * len(model.blocks)) ** -0.5)
+            for name in ("attention.proj.weight", "mlp.2.weight"):
+                block.get_parameter(name).mul_((2 * len(model.blocks)) ** -0.5)
 
 
 def gpt(
