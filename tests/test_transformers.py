@@ -1,4 +1,4 @@
-"""A small GPT and a ViT by every method: exact counts, masks that hold, exact derivatives, embeddings, heads that go."""
+"""A small GPT and a ViT by every method: exact counts, masks that hold, derivatives, embeddings, heads that go."""
 
 import copy
 import warnings

@@ -15,5 +15,5 @@ def inputs_first(module: nn.Module) -> bool:
     >>> inputs_first(torch.nn.Linear(3, 2))
     False
     """
-    library = sys.modules.get("transformers.pytorch_utils")
-    return library is not None and isinstance(module, library.Conv1D)
+    kind = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
+    return kind is not None and isinstance(module, kind)

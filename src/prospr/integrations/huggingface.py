@@ -44,8 +44,9 @@ def initial_weights(model: nn.Module) -> None:
 class PruneAtStart(Start, TrainerCallback):
     """Prunes the model of a `transformers.Trainer` when its training begins; the masks hold while it trains.
 
-    sparsity, batches and settings as in `prospr.prune`; loss is `model(**batch).loss` by default. Scored are the first
-    batches that the training will see, which it sees all the same, in full precision whatever the training's.
+    sparsity, batches and settings as in `prospr.prune`; loss is `model(**batch).loss` by default. Scored are
+    batches of the training data, in the weights' own precision whatever the training's; the training sees the same
+    batches in the same order as without the callback.
 
     The masks are in every checkpoint. A training that goes on from one goes on with its masks; nothing is pruned again.
     For that the callback must be given to the Trainer when it is made. Every log has the share of zeros, counted, as

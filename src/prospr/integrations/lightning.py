@@ -26,8 +26,8 @@ class PruneAtStart(Start, Callback):
     """Prunes a LightningModule when its training begins; the masks hold while it trains.
 
     sparsity, batches and settings as in `prospr.prune`. The loss is the module's `training_step` by default; what it
-    logs while it is scored is not kept. Scored are the first batches that the training will see, which it sees all the
-    same, in full precision whatever the training's.
+    logs while it is scored is not kept. Scored are batches of the training data, in the weights' own precision whatever
+    the training's; the training sees the same batches in the same order as without the callback.
 
     part: the name of the submodule that is pruned, such as "net"; all of the module by default. Methods that look at
         the network alone (SynFlow, NTK-SAP, PHEW, channels) must see how it is called: where `training_step` does not

@@ -152,8 +152,8 @@ class _Prepared:
 
 
 def _own_loader(loader: Any) -> Iterable[Any]:
-    if isinstance(loader, Sequence):  # a list of batches
-        return loader
+    if isinstance(loader, Sequence) and not any(hasattr(part, "batch_sampler") for part in loader):
+        return loader  # a list of batches
     if not all(hasattr(loader, name) for name in ("dataset", "batch_sampler", "collate_fn")):
         raise BatchError(
             f"batches to prune on cannot be read from a {type(loader).__name__} without taking them from the training; "
@@ -168,9 +168,10 @@ def _own_loader(loader: Any) -> Iterable[Any]:
             )
         return DataLoader(dataset, loader.batch_size, collate_fn=collate, drop_last=loader.drop_last)
     shared = {id(dataset): dataset}  # which samplers hold, and which is not copied
+    own = {"collate_fn": collate, "generator": copy.deepcopy(loader.generator, shared)}
     if loader.batch_sampler is None:
-        return DataLoader(dataset, None, sampler=copy.deepcopy(loader.sampler, shared), collate_fn=collate)
-    return DataLoader(dataset, batch_sampler=copy.deepcopy(loader.batch_sampler, shared), collate_fn=collate)
+        return DataLoader(dataset, None, sampler=copy.deepcopy(loader.sampler, shared), **own)
+    return DataLoader(dataset, batch_sampler=copy.deepcopy(loader.batch_sampler, shared), **own)
 
 
 # Many processes
