@@ -73,7 +73,7 @@ class Start:
             raise ModelError(
                 "the training goes on from a checkpoint that put no masks on the model: it was made without this "
                 "callback, or the callback was not there when the checkpoint was loaded. Give it to the trainer when "
-                "the trainer is made, or begin the training anew"
+                "the trainer is made, with the model itself (not model_init=), or begin the training anew"
             )
         if self.batches is not None:
             self.masks = _agreed(model, lambda: prune(model, self.batches, self.sparsity, loss=loss, **self.settings))
