@@ -138,6 +138,19 @@ def test_what_goes_wrong_says_what_to_do():
         prospr.score(model, [{"input_ids": batches[0]["input_ids"]}], method="snip", loss=huggingface.loss)
 
 
+def test_weights_are_drawn_anew_as_the_class_does():
+    model = made(gpt2, n_inner=480)
+    before = copy.deepcopy(model.state_dict())
+    twin = prospr.sanity.redraw(model, init=huggingface.initial_weights, seed=1)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    block = twin.transformer.h[0]
+    assert block.mlp.c_fc.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert block.mlp.c_proj.weight.std().item() == pytest.approx(0.01, rel=0.05)  # two layers a block of two blocks
+    assert not torch.equal(block.mlp.c_fc.weight, before["transformer.h.0.mlp.c_fc.weight"])
+    assert twin.lm_head.weight is twin.transformer.wte.weight
+    assert (block.ln_1.weight == 1).all()
+
+
 # A Conv1D is a Linear layer lying on its side
 
 
