@@ -6,7 +6,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -75,10 +75,8 @@ class Start:
                 "callback, or the callback was not there when the checkpoint was loaded. Give it to the trainer when "
                 "the trainer is made, with the model itself (not model_init=), or begin the training anew"
             )
-        if self.batches is not None:
-            self.masks = _agreed(model, lambda: prune(model, self.batches, self.sparsity, loss=loss, **self.settings))
-            return
-        with training_batches(loader, prepare) as batches:
+        given = training_batches(loader, prepare) if self.batches is None else nullcontext(self.batches)
+        with given as batches:
             self.masks = _agreed(model, lambda: prune(model, batches, self.sparsity, loss=loss, **self.settings))
 
 

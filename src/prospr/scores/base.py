@@ -24,9 +24,10 @@ _LINEAR_MAPS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 def prunable(model: nn.Module, which: Which = None) -> dict[str, nn.Parameter]:
     """The parameters that may be pruned, by name.
 
-    By default every weight of a convolution or Linear layer, and the matrices of attention and recurrent layers;
-    never a bias, a norm layer, an embedding, or a frozen parameter. A weight that is used twice counts once. `which`
-    chooses otherwise: names, or a function of (name, parameter).
+    By default every weight of a convolution or Linear layer (Hugging Face's Conv1D is one), and the matrices of
+    attention and recurrent layers; never a bias, a norm layer, an embedding, or a frozen parameter. A weight that is
+    used twice counts once: an embedding tied to a Linear layer is that layer's weight. `which` chooses otherwise:
+    names, or a function of (name, parameter).
 
     >>> import torch, prospr
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4))
