@@ -28,7 +28,7 @@ def test_help_does_not_import_torch():
 def test_the_core_needs_neither_numpy_nor_the_labs_libraries():
     code = """
 import sys
-for name in ("numpy", "rich", "tyro", "matplotlib"):
+for name in ("numpy", "rich", "tyro", "matplotlib", "transformers", "lightning"):
     sys.modules[name] = None                 # an import of it fails
 import torch, prospr
 net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

@@ -14,6 +14,7 @@ from prospr.channels.costs import Unit
 from prospr.channels.groups import Groups, find_groups
 from prospr.errors import BatchError, CollapseError, CollapseWarning, SettingError
 from prospr.granularity import Channels, Kind, Weights
+from prospr.layers import inputs_first
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity
 from prospr.masks.reach import reach
@@ -127,6 +128,7 @@ def prune(
             else:
                 if budget != "parameters" or round_to != 1 or per_flop:
                     raise SettingError("budget, round_to and per_flop are for granularity='channel'")
+                _refuse_transposed(plain, problem.names, granularity)
                 kind = Weights(scope, keep_per_layer, granularity)
             call = problem.call() if collapse != "ignore" else None
             masks = chosen.rule.masks(problem, sparsity, kind)
@@ -163,6 +165,16 @@ def _problem(
 ) -> Problem:
     names = tuple(find_prunable(model, which))
     return Problem(model, names, None if batches is None else Stream(batches), loss, seed, team=team)
+
+
+def _refuse_transposed(model: nn.Module, names: tuple[str, ...], granularity: Granularity) -> None:
+    """Patterns are counted along a weight's second dimension, which are its inputs in every layer but one."""
+    turned = [n for n in names if granularity != "weight" and inputs_first(model.get_submodule(n.rpartition(".")[0]))]
+    if turned:
+        raise SettingError(
+            f"granularity={granularity!r}: patterns are for weights of (outputs, inputs), and {turned[0]} of a Conv1D "
+            "is (inputs, outputs); leave such layers out of prunable=, or use granularity='weight'"
+        )
 
 
 def _groups(problem: Problem, example: Any, which: Which) -> Groups:

@@ -477,6 +477,21 @@ NETWORKS = [
         },
         free=("blocks.0.attention.q.weight", "blocks.1.mlp.0.weight"),
     ),
+    Network(
+        "gpt",
+        lambda: models.gpt(vocabulary=11, context=7, width=12, depth=2, heads=3),
+        lambda: torch.randint(0, 11, (3, 6)),
+        kept={
+            "tokens.weight": "embedding in tokens",
+            "positions.weight": "fixed size",
+            **{
+                f"blocks.{i}.{name}.weight": "mixes all channels"
+                for i in (0, 1)
+                for name in ("attention.proj", "mlp.2")
+            },
+        },
+        free=("blocks.0.attention.q.weight", "blocks.1.mlp.0.weight"),
+    ),
     Network("few-large-groups", few_large_groups, _SMALL, free=("0.weight", "2.weight")),
     Network("many-small-groups", many_small_groups, _SMALL, free=("0.weight",)),
     Network("depthwise-multiplier", depthwise_multiplier, _SMALL, free=("0.weight",)),

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import prospr
 from prospr.lab.models import (
     build,
+    gpt,
     mobilenet,
     networks,
     resnet18,
@@ -38,6 +39,8 @@ CASES = {
     "unet without norm": (lambda: unet(norm=False), 31_030_658, 31_023_808, 256),
     "mobilenet": (mobilenet, 995_146, 974_912, 32),
     "vit": (vit, 2_693_194, 2_665_344, 32),
+    "gpt": (gpt, 842_496, 819_200, 128),
+    "gpt untied": (lambda: gpt(tied=False), 875_264, 819_200, 128),
 }
 ONE_CHANNEL = {"small_convnet", "unet", "unet without norm"}
 
@@ -52,6 +55,7 @@ NARROW = {
     "unet": ({"width": 2}, (1, 32, 16)),
     "mobilenet": ({"width": 2}, (3, 32, 32)),
     "vit": ({"width": 6, "depth": 2}, (3, 32, 32)),
+    "gpt": ({"width": 8, "depth": 2, "heads": 2}, (12,)),
 }
 
 
@@ -69,8 +73,12 @@ def test_forward_gives_one_score_a_class(case):
     make, _, _, side = CASES[case]
     with torch.device("meta"):
         model = make()
-        logits = model(torch.empty(2, 1 if case in ONE_CHANNEL else 3, side, side))
-    if case.startswith("unet"):
+        tokens = case.startswith("gpt")
+        images = torch.empty(2, side, dtype=torch.long) if tokens else torch.empty(2, 3, side, side)
+        logits = model(images[:, :1] if case in ONE_CHANNEL else images)
+    if tokens:
+        assert logits.shape == (2, side, 256)  # for every place
+    elif case.startswith("unet"):
         assert logits.shape == (2, 2, side, side)  # for every pixel
     else:
         assert logits.shape == (2, {"resnet50": 1000}.get(case, 200 if "resnet18" in case else 10))
@@ -78,14 +86,18 @@ def test_forward_gives_one_score_a_class(case):
 
 def narrow(name):
     settings, shape = NARROW[name]
-    images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1))
-    return build(name, seed=0, num_classes=3, **settings), images
+    generator = torch.Generator().manual_seed(1)
+    if name == "gpt":
+        return build(name, seed=0, vocabulary=3, **settings), torch.randint(3, (2, *shape), generator=generator)
+    return build(name, seed=0, num_classes=3, **settings), torch.randn(2, *shape, generator=generator)
 
 
 @pytest.mark.parametrize("name", networks())
 def test_a_narrow_one_trains_and_is_evaluated(name):
     model, images = narrow(name)
     out = model.train()(images)
+    if name == "gpt":
+        out = out.transpose(1, 2)  # (n, classes, places), as those of a segmentation
     targets = torch.arange(out[:, 0].numel()).reshape(out[:, 0].shape) % 3
     F.cross_entropy(out, targets).backward()
     for key, p in model.named_parameters():

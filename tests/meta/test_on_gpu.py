@@ -1,5 +1,7 @@
 """The same numbers on a GPU: its kernels, its random numbers, its memory."""
 
+from collections import UserDict
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -131,3 +133,13 @@ def test_fused_batch_norm_equals_pytorchs_double_backward(shape, affine):
     ours, theirs = dual_backward(call, inputs, True), dual_backward(call, inputs, False)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, rtol=1e-8, atol=1e-8)
+
+
+def test_recorded_steps_read_every_batch_of_a_mapping():
+    """A batch of a class of its own must be copied into the recording, not remembered by it."""
+    case = next(c for c in CASES if c.name == "mlp")
+    model = case.model().cuda()
+    loss = pure_loss(model, lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"]))
+    batches = [UserDict(x=x, y=y) for x, y in case.batches(13)]
+    direct = metagrad(loss, loss.params(), batches, SGD(lr=0.1), capture=False)
+    assert relative_error(metagrad(loss, loss.params(), batches, SGD(lr=0.1)), direct) < 1e-7

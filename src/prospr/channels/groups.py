@@ -15,6 +15,7 @@ from prospr.channels.costs import Costs, Unit
 from prospr.channels.size import Size
 from prospr.channels.trial import without_masks, works
 from prospr.errors import KeptWholeWarning, MaskError, ModelError, ScoreError
+from prospr.layers import inputs_first
 from prospr.masks.masks import Masks
 from prospr.meta.loss import Call, call_of, one_sample, unwrap
 from prospr.tracing.trace import FAILURES, OUTPUT, Choices, Term, Trace, trace
@@ -290,7 +291,7 @@ def _terms(model: nn.Module, found: Groups, flops: list[Term]) -> dict[Unit, lis
         parameters[name] = Term(factor, tuple(lines.values()))
     names = {id(p): name for name, p in model.named_parameters()}
     for layer in model.modules():
-        if isinstance(layer, _LAYERS):
+        if isinstance(layer, _LAYERS) or inputs_first(layer):
             for key, p in layer._parameters.items():
                 if p is not None and p.dim() > 1 and not key.startswith("bias") and id(p) in names:
                     channels.append(_outputs(layer, names.pop(id(p)), p, found))  # a weight that is shared once
@@ -300,6 +301,8 @@ def _terms(model: nn.Module, found: Groups, flops: list[Term]) -> dict[Unit, lis
 def _outputs(layer: nn.Module, name: str, weight: Tensor, found: Groups) -> Term:
     """How many channels a layer makes."""
     rows, columns = (found.axes.get((name, d)) for d in (0, 1))
+    if inputs_first(layer):
+        return Term(1, (tuple(columns),)) if columns is not None else Term(1, ())
     if not getattr(layer, "transposed", False):
         return Term(1, (tuple(rows),)) if rows is not None else Term(1, ())
     assert isinstance(layer, nn.modules.conv._ConvNd)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from prospr.atomic import write_text
 from prospr.channels.size import Size
 from prospr.errors import PlanError
+from prospr.layers import inputs_first
 from prospr.masks import enforce
 from prospr.masks.masks import Masks, table
 from prospr.meta.loss import unwrap
@@ -276,6 +277,8 @@ def _tell_sizes(module: nn.Module) -> None:
         module.in_channels, module.out_channels = into, outof
     elif isinstance(module, nn.Linear) and weight is not None:
         module.out_features, module.in_features = weight.shape
+    elif inputs_first(module) and weight is not None:
+        module.nx, module.nf = weight.shape
     elif isinstance(module, nn.modules.batchnorm._NormBase):
         for tensor in (weight, module._buffers.get("running_mean")):
             if tensor is not None:

@@ -10,6 +10,7 @@ from prospr.channels.groups import Groups, find_groups
 from prospr.channels.plan import Plan
 from prospr.channels.trial import plan_for, without_masks
 from prospr.errors import SettingError
+from prospr.layers import inputs_first
 from prospr.masks.masks import Masks
 from prospr.meta.loss import call_of, unwrap
 from prospr.meta.redraw import Init, draw_anew
@@ -91,15 +92,17 @@ def fit_weights(
 def _rescale(model: nn.Module, small: nn.Module) -> None:
     """Keep the variance that every layer was initialised for: 1 / (number of inputs)."""
     for before, after in zip(model.modules(), small.modules(), strict=True):
-        if not isinstance(after, (nn.Linear, nn.modules.conv._ConvNd)):
+        if not isinstance(after, (nn.Linear, nn.modules.conv._ConvNd)) and not inputs_first(after):
             continue
         ratio = _inputs(before) / _inputs(after)
         if ratio != 1:
-            after.weight.mul_(ratio**0.5)
+            after.get_parameter("weight").mul_(ratio**0.5)
 
 
 def _inputs(layer: Any) -> float:
     """How many numbers a weight sums for one output."""
     if isinstance(layer, nn.Linear):
         return layer.in_features
+    if inputs_first(layer):
+        return len(layer.weight)
     return layer.in_channels / layer.groups

@@ -51,6 +51,13 @@ class Guard:
         return cast(Tensor, buffer)
 
     def __call__(self, grad: Tensor) -> Tensor:
+        if grad.is_sparse:  # of an embedding with sparse=True: the rows that were looked up
+            grad = grad.coalesce()
+            kept = self.mask[tuple(grad.indices())]
+            values = grad.values().masked_fill(~kept, 0.0)
+            return torch.sparse_coo_tensor(
+                grad.indices(), values, grad.shape, check_invariants=False, is_coalesced=True
+            )
         return grad.masked_fill(~self.mask, 0.0)  # torch.where copies its number to a GPU, which a CUDA graph cannot
 
     @torch.no_grad()

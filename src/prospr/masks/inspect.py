@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from prospr.counting import flops_by_module
 from prospr.errors import MaskError
+from prospr.layers import inputs_first
 from prospr.masks.masks import table
 from prospr.masks.reach import reach
 from prospr.meta.loss import call_of, unwrap
@@ -122,6 +123,8 @@ def inspect(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Insp
 
 def _by_output(module: nn.Module, mask: Tensor) -> Tensor:
     """The mask with one row an output; a transposed convolution's weight is (inputs, outputs of a group, ...)."""
+    if inputs_first(module) and mask.dim() == 2:
+        return mask.T
     if not isinstance(module, nn.modules.conv._ConvTransposeNd) or mask.dim() < 2:
         return mask
     return mask.unflatten(0, (module.groups, -1)).movedim(2, 1).flatten(0, 1)

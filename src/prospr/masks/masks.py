@@ -127,6 +127,25 @@ class Masks(Mapping[str, Tensor]):
         """The masks that are on a model."""
         return cls(enforce.applied(model))
 
+    @classmethod
+    def from_state_dict(cls, state_dict: Mapping[str, Any]) -> "Masks":
+        """The masks in the state_dict of a pruned model: of a checkpoint, for a dense model of the same class.
+
+        >>> import torch, prospr
+        >>> net = torch.nn.Linear(4, 2)
+        >>> masks = prospr.prune(net, None, sparsity=0.5, method="magnitude")
+        >>> prospr.Masks.from_state_dict(net.state_dict()) == masks
+        True
+        """
+        found = {}
+        for name, weight in state_dict.items():
+            mask = state_dict.get(f"{name}_mask")
+            if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == weight.shape:
+                found[name] = mask
+        if not found:
+            raise MaskError("there are no masks in this state_dict; it is of a model that was not pruned")
+        return cls(found)
+
     def save(self, path: str | os.PathLike[str], **notes: str) -> None:
         """Write a safetensors file, whole or not at all. `notes` are kept beside the masks (method="snip", ...)."""
         store.save(self, path, notes)

@@ -121,6 +121,10 @@ def _linear(x, weight, bias=None):
     return F.linear(x, weight)
 
 
+def _addmm(term, x, y, **kwargs):
+    return x @ y if term.dim() == 1 else torch.addmm(term, x, y, **kwargs)
+
+
 def _without_bias(convolution: Callable) -> Callable:
     def call(x, weight, bias=None, *args, **kwargs):
         return convolution(x, weight, None, *args, **kwargs)
@@ -179,7 +183,7 @@ def _every(*names: str) -> list[Callable]:
     return [f for name in names for home in homes if (f := getattr(home, name, None)) is not None]
 
 
-_OPEN: dict[Any, Callable] = {F.linear: _linear, F.scaled_dot_product_attention: _attention}
+_OPEN: dict[Any, Callable] = {F.linear: _linear, torch.addmm: _addmm, F.scaled_dot_product_attention: _attention}
 _PASSING = """
 relu relu_ relu6 leaky_relu leaky_relu_ prelu rrelu rrelu_ elu elu_ selu selu_ celu celu_ gelu silu mish hardswish
 hardtanh hardtanh_ tanh tanh_ softplus softsign threshold threshold_ clamp clamp_ clamp_min clamp_max abs

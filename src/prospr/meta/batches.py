@@ -1,6 +1,8 @@
 """Batches of any form: whatever nesting of tensors a loss understands."""
 
+import copy
 import itertools
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -77,10 +79,17 @@ class Stream(Iterator[Any]):
 
 
 def map_tensors(tree: Any, f: Callable[[Tensor], Tensor], other: Callable[[Any], Any] | None = None) -> Any:
-    """`f` of every tensor inside tuples, lists, dicts and dataclasses; `other` of what has a `.to` of its own."""
+    """`f` of every tensor inside tuples, lists, mappings and dataclasses; `other` of what has a `.to` of its own.
+
+    What comes back is of the same class (a BatchEncoding stays one, a ModelOutput too), or a dict for other mappings.
+    """
     if isinstance(tree, Tensor):
         return f(tree)
-    if isinstance(tree, dict):
+    if isinstance(tree, UserDict):
+        same = copy.copy(tree)  # its `.to`, where it has one, would change the tree that was given
+        same.data = map_tensors(tree.data, f, other)
+        return same
+    if isinstance(tree, dict) and not is_dataclass(tree):
         return {key: map_tensors(value, f, other) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
         mapped = [map_tensors(item, f, other) for item in tree]
@@ -89,6 +98,8 @@ def map_tensors(tree: Any, f: Callable[[Tensor], Tensor], other: Callable[[Any],
         return other(tree)
     if is_dataclass(tree) and not isinstance(tree, type):
         return replace(tree, **{f_.name: map_tensors(getattr(tree, f_.name), f, other) for f_ in fields(tree)})
+    if isinstance(tree, Mapping):
+        return {key: map_tensors(value, f, other) for key, value in tree.items()}
     return tree
 
 
@@ -122,7 +133,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def micro_batches(batch: Any, size: int) -> Iterator[tuple[float, int, Any]]:
     """(share of the batch, first sample, piece): pieces of `size` samples along the tensors' first dimension."""
-    parts = [t for t in tensors(dict(batch) if isinstance(batch, Mapping) else batch) if t.dim() > 0]
+    parts = [t for t in tensors(batch) if t.dim() > 0]
     if not parts:
         raise BatchError("micro_batch needs batches that hold tensors with a first dimension to split")
     total = parts[0].shape[0]
@@ -135,4 +146,4 @@ def micro_batches(batch: Any, size: int) -> Iterator[tuple[float, int, Any]]:
     for start in range(0, total, size):
         stop = min(start + size, total)
         cut = lambda t, start=start, stop=stop: t[start:stop] if t.dim() > 0 else t  # noqa: E731
-        yield (stop - start) / total, start, map_tensors(dict(batch) if isinstance(batch, Mapping) else batch, cut)
+        yield (stop - start) / total, start, map_tensors(batch, cut)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prospr.errors import BatchError, ModelError
-from prospr.meta.batches import map_tensors, to_device
+from prospr.meta.batches import map_tensors, tensors, to_device
 from prospr.meta.ranks import Team
 from prospr.meta.synced import synced_batch_norm
 
@@ -125,6 +125,7 @@ class PureLoss:
                 f"it has {', '.join(list(self._places)[:6])}, ..."
             )
         before = [(m, dict(m._parameters), dict(m._buffers), m.__dict__.get("_flat_weights")) for m in self._modules]
+        thin = [m for m in self._modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
         try:
             for name, tensor in params.items():
                 seen = tensor * self.masks[name] if name in self.masks else tensor
@@ -143,10 +144,14 @@ class PureLoss:
                     module.__dict__["_flat_weights"] = [module._parameters.get(n) for n in names]
                 if isinstance(module, nn.SyncBatchNorm):
                     module.__dict__["forward"] = functools.partial(synced_batch_norm, module, team)
+            for embedding in thin:  # sparse gradients can be neither added up nor differentiated
+                embedding.sparse = False
             self._swapped = params  # ty: ignore[invalid-assignment]
             yield
         finally:
             self._swapped = None
+            for embedding in thin:
+                embedding.sparse = True
             for module, parameters, buffers, flat in before:
                 module._parameters.clear()
                 module._parameters.update(parameters)
@@ -198,8 +203,9 @@ def call_of(example: Any) -> Call:
 
 
 def one_sample(call: Call) -> Call:
-    """The same arguments with the first sample of each tensor."""
-    return map_tensors(call, lambda t: t[:1] if t.dim() > 1 else t)
+    """The same arguments with the first sample of each tensor; a vector as long as the batch is a number a sample."""
+    batch = next((len(t) for t in tensors(call) if t.dim() > 1), None)
+    return map_tensors(call, lambda t: t[:1] if t.dim() > 1 or (t.dim() == 1 and len(t) == batch) else t)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ from prospr.meta.loss import Params, PureLoss, devices_of, evaluation_mode, repl
 __all__ = ["Init", "draw_anew", "redrawn_parameters"]
 
 Init = Callable[[nn.Module], object]
+_HUGGING_FACE = ", such as prospr.integrations.huggingface.initial_weights"
 
 
 def draw_anew(model: nn.Module, init: Init | None = None, seed: int = 0) -> None:
@@ -30,7 +31,7 @@ def draw_anew(model: nn.Module, init: Init | None = None, seed: int = 0) -> None
                 place = f"{name}.{own[0]}" if name else own[0]
                 raise SettingError(
                     f"{place}: {type(module).__name__} has no reset_parameters to draw it anew; pass init=, a "
-                    "function that initialises the model"
+                    f"function that initialises the model{_HUGGING_FACE if hasattr(model, '_init_weights') else ''}"
                 )
         for module in model.modules():
             if module in reset:

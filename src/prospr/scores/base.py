@@ -1,5 +1,6 @@
 """What every score has in common."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prospr.errors import BatchError, ModelError, ScoreError
+from prospr.errors import BatchError, InexactWarning, ModelError, ScoreError
+from prospr.layers import inputs_first
 from prospr.meta.batches import Stream, map_tensors, tensors
 from prospr.meta.loss import Call, ModelLoss, Params, PureLoss, called_with, cross_entropy, one_sample, unwrap
 from prospr.meta.ranks import Team
 
-__all__ = ["Problem", "Score", "Scores", "Tempered", "prunable"]
+__all__ = ["Problem", "Score", "Scores", "Tempered", "outputs", "prunable"]
 
 Scores = dict[str, Tensor]
 Which = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
@@ -23,9 +25,10 @@ _LINEAR_MAPS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 def prunable(model: nn.Module, which: Which = None) -> dict[str, nn.Parameter]:
     """The parameters that may be pruned, by name.
 
-    By default every weight of a convolution or Linear layer, and the matrices of attention and recurrent layers;
-    never a bias, a norm layer, an embedding, or a frozen parameter. A weight that is used twice counts once. `which`
-    chooses otherwise: names, or a function of (name, parameter).
+    By default every weight of a convolution or Linear layer (Hugging Face's Conv1D is one), and the matrices of
+    attention and recurrent layers; never a bias, a norm layer, an embedding, or a frozen parameter. A weight that is
+    used twice counts once: an embedding tied to a Linear layer is that layer's weight. `which` chooses otherwise:
+    names, or a function of (name, parameter).
 
     >>> import torch, prospr
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4))
@@ -66,7 +69,7 @@ def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
         if p is None or p.dim() < 2 or attribute.startswith("bias"):  # attention has biases of three dimensions
             continue
         if isinstance(module, (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)) or (
-            isinstance(module, _LINEAR_MAPS) and attribute == "weight"
+            (isinstance(module, _LINEAR_MAPS) or inputs_first(module)) and attribute == "weight"
         ):
             yield p
 
@@ -146,22 +149,44 @@ class Problem:
         return call
 
 
+def outputs(returned: Any) -> list[Tensor]:
+    """The floating-point tensors that a model returned; without a loss it computed beside them, which is no output."""
+    found = [t for t in tensors(returned) if t.is_floating_point()]
+    return [t for t in found if t.dim() > 0] or found
+
+
 class Tempered:
-    """A loss of the model's outputs divided by a temperature."""
+    """A loss of the model's outputs divided by a temperature.
+
+    It cannot reach a loss that the model computes itself, as Hugging Face's do: such a loss is taken as it is, and a
+    warning says so.
+    """
 
     def __init__(self, loss: ModelLoss, temperature: float) -> None:
         self.loss = loss
         self.temperature = temperature
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        own: list[Tensor] = []
+
         def cooled(_, __, out):
-            return map_tensors(out, lambda t: t / self.temperature if t.is_floating_point() else t)
+            own.extend(t for t in tensors(out) if t.dim() == 0)
+            return map_tensors(out, lambda t: t / self.temperature if t.is_floating_point() and t.dim() > 0 else t)
 
         handle = model.register_forward_hook(cooled)
         try:
-            return self.loss(model, batch)
+            value = self.loss(model, batch)
         finally:
             handle.remove()
+        if self.temperature != 1 and any(value is t for t in own):
+            warnings.warn(
+                f"the model computes its own loss, so its outputs cannot be divided by temperature={self.temperature}; "
+                "it is 1 here. For another, pass a loss of the outputs, such as loss=lambda model, batch: "
+                "cross_entropy(model(batch['input_ids']).logits, batch['labels'])",
+                InexactWarning,
+                stacklevel=2,
+            )
+        return value
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from prospr.meta.batches import map_tensors, tensors
 from prospr.meta.loss import Call, Params, PureLoss, devices_of, evaluation_mode, replay
 from prospr.meta.ranks import Team
 from prospr.meta.redraw import Init, redrawn_parameters
-from prospr.scores.base import Problem, Score, Scores
+from prospr.scores.base import Problem, Score, Scores, outputs
 
 __all__ = ["NtkSap"]
 
@@ -123,7 +123,7 @@ class NtkSap(Score):
 
 def _outputs(model: nn.Module, call: Call) -> Tensor:
     args, kwargs = call
-    return torch.cat([t.flatten() for t in tensors(model(*args, **kwargs)) if t.is_floating_point()])
+    return torch.cat([t.flatten() for t in outputs(model(*args, **kwargs))])
 
 
 def _pull_back(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from prospr.errors import SettingError
+from prospr.layers import inputs_first
 from prospr.scores.base import Problem, Score, Scores
 from prospr.tracing.labels import Labels
 from prospr.tracing.trace import Trace, trace
@@ -229,6 +230,6 @@ def _ends(name: str, p: nn.Parameter, module: nn.Module, found: Trace) -> tuple[
     conv = module if isinstance(module, nn.modules.conv._ConvNd) else None
     if conv is not None and conv.groups > 1 and conv.groups >= min(conv.in_channels, conv.out_channels) // conv.groups:
         return (0, rows), (0, rows)  # a whole group is one channel
-    if conv is not None and conv.transposed:
+    if inputs_first(module) or (conv is not None and conv.transposed):
         return (0, rows), (1, columns)
     return (1, columns), (0, rows)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from prospr.errors import SettingError
-from prospr.meta.batches import map_tensors, tensors
+from prospr.meta.batches import map_tensors
 from prospr.meta.loss import evaluation_mode, one_sample
-from prospr.scores.base import Problem, Score, Scores
+from prospr.scores.base import Problem, Score, Scores, outputs
 
 __all__ = ["SynFlow"]
 
@@ -17,8 +17,9 @@ __all__ = ["SynFlow"]
 class SynFlow(Score):
     """w dR/dw, R the sum of the outputs for an input of ones with every parameter replaced by its size; equation 4.
 
-    In eval mode and float64: the products of many layers leave float32. Only the shape of the data is looked at. Meant
-    for many rounds (method="synflow" takes 100): in one shot it empties layers.
+    In eval mode and float64: the products of many layers leave float32. Only the shape of the data is looked at
+    (integer inputs, such as tokens, are used as they are). Meant for many rounds (method="synflow" takes 100): in one
+    shot it empties layers.
 
     scale: the input is ones times this. It changes nothing for ReLU and layers without bias. Activations that saturate
         (ReLU6, Hardswish) pass no gradient where every weight is positive and signals add up; a small scale, such as
@@ -43,7 +44,7 @@ class SynFlow(Score):
 
         def flow_of(model, _):
             out = model(*args, **kwargs)
-            return torch.stack([t.sum() for t in tensors(out) if _real(t)]).sum()
+            return torch.stack([t.sum() for t in outputs(out)]).sum()
 
         pure = problem.pure_loss(flow_of)
         params = {name: _double(p).abs().requires_grad_() for name, p in problem.start(pure).items()}

@@ -1,7 +1,7 @@
 """The networks of the experiments, by name.
 
 >>> sorted(networks())
-['mobilenet', 'resnet18', 'resnet20', 'resnet50', 'small_convnet', 'unet', 'vgg16', 'vgg19', 'vit']
+['gpt', 'mobilenet', 'resnet18', 'resnet20', 'resnet50', 'small_convnet', 'unet', 'vgg16', 'vgg19', 'vit']
 >>> model = build("resnet20", seed=0, shortcut="B")
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from prospr.lab.models.gpt import gpt, initial_
 from prospr.lab.models.init import kaiming_, truncated_
 from prospr.lab.models.mobile import mobilenet
 from prospr.lab.models.packages import from_package
@@ -24,6 +25,7 @@ from prospr.lab.seeds import derive
 
 __all__ = [
     "build",
+    "gpt",
     "initialise",
     "mobilenet",
     "networks",
@@ -37,7 +39,7 @@ __all__ = [
     "vit",
 ]
 
-_OWN = (small_convnet, resnet20, vgg16, vgg19, resnet18, resnet50, unet, mobilenet, vit)
+_OWN = (small_convnet, resnet20, vgg16, vgg19, resnet18, resnet50, unet, mobilenet, vit, gpt)
 
 
 def networks() -> dict[str, Callable[..., nn.Module]]:
@@ -84,7 +86,7 @@ def initialise(name: str, model: nn.Module) -> None:
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
     if ":" not in name:
-        (truncated_ if name == "vit" else kaiming_)(model)
+        {"vit": truncated_, "gpt": initial_}.get(name, kaiming_)(model)
 
 
 def _find(name: str) -> Callable[..., nn.Module]:

@@ -1,15 +1,12 @@
-"""A small vision transformer (Dosovitskiy et al. 2021) with norms before the layers, for 32x32 images.
-
-Heads can be taken away by making q, k, v and proj narrower: only these layers know how many there are.
-"""
+"""A small vision transformer (Dosovitskiy et al. 2021) with norms before the layers, for 32x32 images."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from prospr.lab.models.init import truncated_
+from prospr.lab.models.transformer import Block, Positions, check_heads
 
 
 @torch.fx.wrap  # one step to torch.fx, which cannot follow a branch on a size
@@ -19,53 +16,6 @@ def _check_tokens(found: int, known: int) -> None:
             f"the images have {found} patches, and the network has positions for {known}; build it with image= the "
             "side of the images"
         )
-
-
-class Positions(nn.Module):
-    """Adds what is learned for each place."""
-
-    def __init__(self, tokens: int, width: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(1, tokens, width))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.trunc_normal_(self.weight, std=0.02)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _check_tokens(x.shape[1], self.weight.shape[1])
-        return x + self.weight
-
-
-class Attention(nn.Module):
-    """Heads of `head_dim` each; how many there are follows from the layers."""
-
-    def __init__(self, width: int, heads: int, head_dim: int):
-        super().__init__()
-        self.head_dim = head_dim
-        self.q = nn.Linear(width, heads * head_dim)
-        self.k = nn.Linear(width, heads * head_dim)
-        self.v = nn.Linear(width, heads * head_dim)
-        self.proj = nn.Linear(heads * head_dim, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    """Attention and two Linear layers, each behind a norm and beside its input."""
-
-    def __init__(self, width: int, heads: int, mlp: int):
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads, width // heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, mlp * width), nn.GELU(), nn.Linear(mlp * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
 
 
 class ViT(nn.Module):
@@ -83,8 +33,9 @@ class ViT(nn.Module):
         truncated_(self)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = self.positions(self.patches(images).flatten(2).transpose(1, 2))
-        return self.fc(self.norm(self.blocks(x)).mean(1))
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        _check_tokens(patches.shape[1], self.positions.weight.shape[1])
+        return self.fc(self.norm(self.blocks(self.positions(patches))).mean(1))
 
 
 def vit(
@@ -107,6 +58,5 @@ def vit(
     """
     if image % patch:
         raise ValueError(f"image={image} is not a multiple of patch={patch}; resize the images or change patch")
-    if width % heads:
-        raise ValueError(f"width={width} is not a multiple of heads={heads}; take {width - width % heads + heads}")
+    check_heads(width, heads)
     return ViT(num_classes, image, patch, width, depth, heads, mlp, in_channels)

@@ -1,0 +1,105 @@
+"""A small GPT on bytes of Python's own library, pruned at the start: what methods keep, and the loss after training.
+
+    python benchmarks/gpt.py                          # the table of docs/transformers.md; about eight minutes on a core
+    python benchmarks/gpt.py --seeds 0 --steps 50     # a look
+
+For one seed all networks have the same weights and see the same batches. The last tenth of the text is held out, and
+read once, after the last step. The text is a few modules of the running Python, so figures are for one version of it.
+"""
+
+import argparse
+import inspect
+import statistics
+import sys
+import warnings
+from importlib import import_module
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import prospr
+from prospr.lab.models import build
+
+MODULES = ("argparse", "typing", "inspect", "doctest", "tarfile", "zipfile", "subprocess", "threading", "unittest.mock")
+ARMS = {
+    "dense": None,
+    "prospr": {"method": "prospr"},
+    "prospr, layer": {"method": "prospr", "scope": "layer"},
+    "snip": {"method": "snip"},
+    "snip, layer": {"method": "snip", "scope": "layer"},
+    "magnitude, layer": {"method": "magnitude", "scope": "layer"},
+    "erk": {"method": "erk"},
+}
+
+
+def main() -> None:
+    args = arguments()
+    warnings.simplefilter("ignore", prospr.errors.CollapseWarning)
+    text = torch.tensor(list("".join(inspect.getsource(import_module(name)) for name in MODULES).encode()))
+    seen, held = text[: 9 * len(text) // 10], text[9 * len(text) // 10 :]
+    size = {"width": args.width, "depth": args.depth, "heads": 3, "context": 64}
+    print(f"Python {sys.version.split()[0]}, {len(text):,} bytes; {size}, {args.steps} steps, sparsity {args.sparsity}")
+    found: dict[str, list[float]] = {}
+    for seed in args.seeds:
+        for arm, how in ARMS.items():
+            model = build("gpt", seed=seed, **size)
+            kept = ""
+            if how is not None:
+                masks = prospr.prune(model, pieces(seen, 4, seed), args.sparsity, loss=next_token, seed=seed, **how)
+                kept = "  ".join(f"{part} {density:.1%}" for part, density in by_part(masks).items())
+            train(model, pieces(seen, args.steps, 1000 + seed), args.steps)
+            with torch.no_grad():
+                loss = statistics.fmean(next_token(model, batch).item() for batch in pieces(held, 40, 0))
+            found.setdefault(arm, []).append(loss)
+            print(f"seed {seed}  {arm:<17} held-out loss {loss:.4f}   {kept}", flush=True)
+    print("\nheld-out loss, mean and deviation over the seeds")
+    for arm, losses in found.items():
+        spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+        print(f"{arm:<17} {statistics.fmean(losses):.4f}{spread}")
+
+
+def pieces(text: Tensor, count: int, seed: int, size: int = 16, length: int = 65) -> list[Tensor]:
+    starts = torch.randint(len(text) - length, (count, size), generator=torch.Generator().manual_seed(seed))
+    return [torch.stack([text[s : s + length] for s in row]) for row in starts]
+
+
+def next_token(model: nn.Module, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def train(model: nn.Module, batches: list[Tensor], steps: int) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    for batch in batches:
+        optimizer.zero_grad()
+        next_token(model, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+def by_part(masks: prospr.Masks) -> dict[str, float]:
+    """The density of each kind of layer, over all blocks."""
+    counts: dict[str, list[int]] = {}
+    for name, mask in masks.items():
+        part = name.removesuffix(".weight").split(".", 2)[-1]
+        part = {"attention.q": "q, k", "attention.k": "q, k", "attention.v": "v"}.get(part, part)
+        kept = counts.setdefault(part, [0, 0])
+        kept[0] += int(mask.sum())
+        kept[1] += mask.numel()
+    return {part: kept / total for part, (kept, total) in counts.items()}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="A pruned GPT on bytes.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--sparsity", type=float, default=0.9)
+    parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--depth", type=int, default=3)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
