@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from prospr.lab.runs.making import check
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-HERE = ("channels", "stepping", "torch_pruning_rival", "harness", "scale")
+HERE = ("channels", "fair", "stepping", "torch_pruning_rival", "harness", "scale")
 
 
 def imported(name, monkeypatch):
@@ -29,6 +31,39 @@ def channels(monkeypatch):
 @pytest.fixture
 def scale(monkeypatch):
     yield from imported("scale", monkeypatch)
+
+
+@pytest.fixture
+def fair(monkeypatch):
+    yield from imported("fair", monkeypatch)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is the whole table by default")
+def test_runs_that_have_a_line_are_not_run_again(fair, tmp_path, capsys):
+    out = tmp_path / "fair.jsonl"
+    options = ["--folder", str(tmp_path / "runs"), "--out", str(out), "--epochs", "1", "--sparsities", "0.5"]
+    fair.main([*options, "--arms", "snip", "random, balanced"])
+    first = out.read_text()
+    lines = [json.loads(line) for line in first.splitlines()]
+    assert sorted(line["arm"] for line in lines) == ["random, balanced", "snip"]
+    assert all(0 < line["accuracy"] < 1 and line["layers"] for line in lines)
+    fair.main([*options, "--arms", "snip", "dense", "--folder", str(tmp_path / "elsewhere")])
+    assert out.read_text().startswith(first)
+    assert [json.loads(line)["arm"] for line in out.read_text().splitlines()[2:]] == ["dense"]
+    fair.main([*options, "--minutes", "0", "--group-minutes", "1", "--arms", "erk"])  # it would take too long
+    assert len(out.read_text().splitlines()) == 3
+    capsys.readouterr()
+    fair.main([*options, "--show"])
+    shown = capsys.readouterr().out
+    assert "minus snip" in shown
+    assert f"{100 * next(one['accuracy'] for one in lines if one['arm'] == 'snip'):.2f}" in shown
+
+
+def test_every_arm_is_an_experiment(fair):
+    wanted = fair.wanted(fair._arguments(["--arms", *fair.ARMS]))
+    assert len({one.identity for _, one in wanted}) == len(fair.ARMS)
+    for _, one in wanted:
+        check(one)
 
 
 def test_every_variant_is_measured_and_written(channels, tmp_path, capsys):
