@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from fake_runs import fake_run
 
 from prospr.cli import main
 from prospr.errors import SettingError
@@ -53,7 +54,7 @@ def test_nine_tables():
     assert len(found) == 9
     assert {name: table.runs for name, table in found.items()} == {
         "lth_cifar10_resnet20": "all", "lth_cifar10_vgg16": "all", "lth_tiny_imagenet": "all", "imagenet": "all",
-        "structured": "all", "effect_of_m": "all", "walltime": "none", "segmentation": "some", "byol": "all",
+        "structured": "all", "effect_of_m": "all", "walltime": "all", "segmentation": "some", "byol": "all",
     }  # fmt: skip
     for table in found.values():
         assert table.title
@@ -147,7 +148,6 @@ def test_the_benchmarks_recipe():
 @pytest.mark.parametrize(
     ("name", "part", "reason"),
     [
-        ("walltime", {}, r"python benchmarks/channels\.py --device cuda"),
         ("segmentation", {"methods": ["Jeong et al."]}, "which prospr does not have"),
         ("lth_cifar10_vgg16", {"methods": ["ntk-sap"]}, "'ntk-sap' is not in this table of the paper; it has LTR"),
         ("lth_cifar10_vgg16", {"sparsities": [0.5]}, r"sparsity 0\.5 is not in this part .* 0\.488, 0\.59"),
@@ -168,9 +168,33 @@ def test_a_start_by_byol():
     assert (short.training.byol, short.trained_by.epochs) == (100, 20)
 
 
-def test_the_command_for_times_is_there():
-    command = tables()["walltime"].rows[0].missing
-    assert (Path(__file__).parents[2] / command.split("python ")[1].split()[0]).exists()
+def test_times_are_those_of_runs_trained_alone(tmp_path):
+    table = tables()["walltime"]
+    assert table.timed
+    assert not tables()["structured"].timed
+    seeds, part = [0, 1], {"networks": ["vgg19"], "datasets": ["cifar100"], "sparsities": [0, 0.95]}
+    dense, pruned = (cell.experiments for cell in table.cells(seeds=seeds, **part))
+    assert {one.pruning.granularity for one in pruned} == {"channel"}
+    assert all(one.pruning.shrink for one in pruned)
+    for one, seconds, together in [(dense[0], 600, 1), (dense[1], 60, 8), (pruned[0], 150, 1), (pruned[1], 210, 1)]:
+        fake_run(one, tmp_path)
+        path = tmp_path / one.identity / "result.json"
+        stored = json.loads(path.read_text())
+        stored["seconds"]["train"] = seconds
+        stored["memory"] = {"train": 1, "together": together}
+        path.write_text(json.dumps(stored))
+    first, second = compare(table.cells(seeds=seeds, **part), tmp_path)
+    assert (first["our_mean"], first["our_runs"], first["our_speedup"]) == (10, 1, None)
+    assert (second["our_mean"], second["our_runs"]) == (3, 2)
+    assert second["our_speedup"] == pytest.approx(10 / 3)
+    assert second["paper_speedup"] == pytest.approx(50.3 / 38.8)
+    imagenet = table.experiments(datasets=["imagenet"], sparsities=[0.8], seeds=[0])[0]
+    assert (imagenet.settings, imagenet.trained_by.epochs) == ({"stem": "7x7"}, 90)
+
+
+def test_times_are_not_taken_of_several_at_once(capsys):
+    assert main(["paper", "walltime", "--processes", "2"]) == 1
+    assert "walltime takes times, one run at a time" in capsys.readouterr().err
 
 
 # Ours beside the paper's: on digits, whose numbers no paper has
@@ -255,7 +279,6 @@ import sys
 from prospr.cli import main
 assert main(["paper"]) == 0
 assert main(["paper", "structured", "--show"]) == 0
-assert main(["paper", "walltime"]) == 1
 assert main(["paper", "table 1"]) == 1
 assert "torch" not in sys.modules
 """
@@ -264,5 +287,4 @@ assert "torch" not in sys.modules
     for name in tables():
         assert f"\n{name}  " in done.stdout
     assert "93.61 +- 0.01" in done.stdout
-    assert "python benchmarks/channels.py" in done.stderr
     assert "the paper has no table 'table 1'; known names: lth_cifar10_resnet20" in done.stderr

@@ -83,9 +83,10 @@ NOT_RUN = {
 }
 BYOL = 1000
 """The epochs of BYOL in the paper."""
-WALL_CLOCK = "times are measured by `python benchmarks/channels.py --device cuda --out channels.json`"
 FIGURES = {"top1": ("accuracy", 100), "top5": ("top5", 100), "mean_iou": ("mean_iou", 1)}
 """The figure of a run that a metric of the paper is, and what the paper multiplies it by."""
+TIMES = {"train_minutes": 60, "train_hours": 3600}
+"""The seconds in the unit of a metric that is the time of the training."""
 
 _BENCHMARK_NETWORKS: dict[str, dict[str, int | float | bool | str]] = {
     "resnet20": {"shortcut": "B"},
@@ -117,8 +118,6 @@ class PaperRow:
     @property
     def missing(self) -> str | None:
         """Why no experiment measures this; None where one does."""
-        if self.metric not in FIGURES:
-            return WALL_CLOCK
         return NOT_RUN.get(self.method)
 
 
@@ -132,9 +131,13 @@ class Cell:
 
     def measured(self, folder: str | os.PathLike[str] = FOLDER) -> Summary:
         """Ours, in the paper's unit, of those runs in `folder` that are finished."""
-        figure, scale = FIGURES.get(self.row.metric, ("", 1))
         places = [RunFolder(one, folder) for one in self.experiments]
-        return summarise([scale * place.result().figures[figure] for place in places if place.done])
+        done = [place.result() for place in places if place.done]
+        if self.row.metric in TIMES:  # of runs side by side it would be the time of all of them
+            alone = [one.seconds["train"] for one in done if one.memory.get("together", 1) == 1]
+            return summarise([seconds / TIMES[self.row.metric] for seconds in alone])
+        figure, scale = FIGURES[self.row.metric]
+        return summarise([scale * one.figures[figure] for one in done])
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,11 @@ class PaperTable:
     @property
     def metrics(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(row.metric for row in self.rows))
+
+    @property
+    def timed(self) -> bool:
+        """Whether its numbers are times, for which runs are trained one at a time."""
+        return any(metric in TIMES for metric in self.metrics)
 
     @property
     def runs(self) -> str:
@@ -251,6 +259,15 @@ class PaperTable:
             pruning = replace(pruning, rewind=2000)
         if row.note.startswith("M="):
             pruning = replace(pruning, steps=int(row.note[2]), same_batch=True)
+        settings: dict[str, int | float | bool | str] = (
+            dict(_BENCHMARK_NETWORKS.get(network, {})) if recipe == BENCHMARK else {}
+        )
+        training = Training(byol=BYOL if "BYOL" in row.note else 0)
+        trained_by = self._recipe(recipe)
+        if row.metric in TIMES and dataset == "imagenet":
+            settings = {"stem": "7x7"} if network == "resnet18" else {}
+            trained_by = "prospr-imagenet" if recipe == PAPER else trained_by
+            training = replace(training, epochs=int(row.note.partition(" epochs")[0]))
         if dataset == "imagenet":
             network = "torchvision:vgg19_bn" if network == "vgg19" else network
             if method == "prospr":
@@ -265,12 +282,12 @@ class PaperTable:
         return Experiment(
             dataset=dataset,
             network=network,
-            settings=dict(_BENCHMARK_NETWORKS.get(network, {})) if recipe == BENCHMARK else {},
+            settings=settings,
             method=method,
             sparsity=Experiment.sparsity if method == DENSE else sparsity,
-            recipe=self._recipe(recipe),
+            recipe=trained_by,
             pruning=Pruning() if method == DENSE else pruning,
-            training=Training(byol=BYOL if "BYOL" in row.note else 0),
+            training=training,
         )
 
     def _recipe(self, name: str) -> str:
@@ -293,14 +310,24 @@ def compare(cells: Sequence[Cell], folder: str | os.PathLike[str] = FOLDER) -> l
     >>> [(row["paper_mean"], row["our_mean"], row["our_runs"]) for row in compare(cells, "no such folder")]
     [(0.7514, None, 0)]
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for cell in cells:
         row, ours = cell.row, cell.measured(folder)
         values = {name: getattr(row, name) for name in ("dataset", "network", "method", "sparsity", "metric", "note")}
         values |= {"paper_mean": row.mean, "paper_sd": row.sd}
         values |= {"our_mean": ours.mean if ours.n else None, "our_sd": ours.sd if ours.n > 1 else None}
         found.append({**values, "our_runs": ours.n, "missing": cell.missing})
+    for row in found:  # times of other machines compare by what pruning saves
+        base = next((one for one in found if _unpruned(one, row)), None) if row["metric"] in TIMES else None
+        for whose in ("our", "paper"):
+            before = None if base is None or base is row else base[f"{whose}_mean"]
+            after = row[f"{whose}_mean"]
+            row[f"{whose}_speedup"] = None if before is None or after is None else before / after
     return found
+
+
+def _unpruned(one: dict[str, Any], row: dict[str, Any]) -> bool:
+    return one["sparsity"] == 0 and all(one[key] == row[key] for key in ("dataset", "network", "metric"))
 
 
 @dataclass(frozen=True)
@@ -418,8 +445,14 @@ _ABOUT: dict[str, dict[str, Any]] = {
     },
     "walltime": {
         "title": "Wall-clock time",
-        "shows": "time of a training without channels on an RTX 2080 Ti",
+        "shows": "time of a training without channels; the paper's on an RTX 2080 Ti",
         "source": "appendix C, tab:walltime",
+        "recipe": "prospr-cifar",
+        "differs": (
+            "Ours are times on the machine at hand; what compares is the speed-up over the unpruned training.",
+            "ImageNet is trained by prospr-imagenet in the 90 epochs the paper names.",
+            _BUDGET,
+        ),
     },
     "segmentation": {
         "title": "U-Net on cells",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -164,6 +164,8 @@ class Paper(Many):
         if self.table not in known:
             raise SettingError(f"the paper has no table {self.table!r}; known names: {', '.join(known)}")
         table = known[self.table]
+        if table.timed and self.workplace.processes not in (None, 1):
+            raise SettingError(f"--processes {self.workplace.processes}: {self.table} takes times, one run at a time")
         part = (self.methods, self.sparsities, self.seeds, self.recipe, self.epochs, self.datasets, self.networks)
         cells = table.cells(*part)
         results: list[RunResult] = []
@@ -172,7 +174,7 @@ class Paper(Many):
             if self.dry_run:
                 print(self._left(wanted))
                 return
-            results = self._run(wanted)
+            results = (replace(self, together=1) if table.timed else self)._run(wanted)
         rows = compare(cells, self.folder)
         if self.json:
             print(json.dumps(rows, indent=1))
@@ -323,6 +325,8 @@ def _beside(row: Mapping[str, Any]) -> dict[str, Any]:
         "metric": row["metric"],
         "ours": ours,
         "the paper's": f"{row['paper_mean']:g}" + ("" if row["paper_sd"] is None else f" +- {row['paper_sd']:g}"),
+        "speed-up, ours": "" if row["our_speedup"] is None else f"{row['our_speedup']:.2f} x",
+        "the paper's speed-up": "" if row["paper_speedup"] is None else f"{row['paper_speedup']:.2f} x",
         "note": row["note"],
     }
 
