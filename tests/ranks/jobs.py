@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from cases import BY_NAME, Case, Checkpointed
+from ranks import trainings
 from torch import Tensor, nn
 
 import prospr
 from prospr.meta import SGD, Adam, AdamW, metagrad, pure_loss
-from prospr.meta.ranks import Team
+from prospr.meta.ranks import Team, joined
 
 
 def _dict_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -169,6 +170,26 @@ def shards(rank, ranks, group, cases):
             dist.all_gather_object(everyone, mask, group)
             assert torch.equal(torch.cat(everyone), want[name]), (case, name)
     return cases
+
+
+# ----------------------------------------------------------------------------------------------------- training
+
+
+def trains(rank, ranks, group, made, *settings):
+    """What a trainer of `trainings` ends with on this rank, and how its epochs went."""
+    with joined(_ranks(group), "training", torch.device("cpu"), {}) as team:
+        trainer = getattr(trainings, made)(team, *settings)
+        (result,) = trainer.train(trainings.data()[1] if made == "trainer" else None)
+        return trainer.states()[0], result.test
+
+
+def runs(rank, ranks, group, experiment, folder, stop_after=None, **options):
+    result = trainings.small(experiment, stop_after, folder, ranks=_ranks(group), **options)
+    return dict(result.figures), result.folder
+
+
+def run_with(rank, ranks, group, folder, options):
+    return trainings.small(folder=folder, ranks=_ranks(group), **options)
 
 
 # ---------------------------------------------------------------------------------------------- what goes wrong
