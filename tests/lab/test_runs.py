@@ -373,7 +373,7 @@ def test_every_method_sees_the_same_for_one_seed():
 
 
 def test_an_error_is_written_down_and_the_run_can_be_run_again(tmp_path, monkeypatch):
-    def fail(self):
+    def fail(self, *_):
         raise PruningError("no scores\ntoday")
 
     with monkeypatch.context() as patch:

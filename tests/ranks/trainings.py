@@ -1,10 +1,12 @@
 """Trainings that the processes of the pool do together, and that one process does alone."""
 
 import dataclasses
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from prospr import Masks, prunable
 from prospr.lab.data import CropFlip, Split, digits
 from prospr.lab.experiment import Experiment, Pruning, Training
 from prospr.lab.models import build
@@ -25,7 +27,7 @@ CHANNELS = dataclasses.replace(EXPERIMENT, pruning=Pruning(granularity="channel"
 
 
 class Double(nn.Module):
-    """A network in float64: in float32 a rounding that moves one activation across zero changes a gradient by percents."""
+    """In float64: in float32 a rounding that moves one activation across zero changes a gradient by percents."""
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1) -> None:
         super().__init__()
@@ -87,8 +89,15 @@ def small(experiment: Experiment = EXPERIMENT, stop_after: int | None = None, fo
     return run(experiment, folder, "cpu", progress, options=Options(save_every=0, **options))
 
 
-def state_of(result: RunResult) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in result.model().state_dict().items()}
+def random_masks(model: nn.Module) -> Masks:
+    generator = torch.Generator().manual_seed(2)
+    return Masks({name: torch.rand(p.shape, generator=generator) < 0.5 for name, p in prunable(model).items()})
 
 
-__all__ = ["CHANNELS", "EXPERIMENT", "Interrupted", "data", "maps", "small", "state_of", "trainer"]
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": partial(torch.optim.AdamW, lr=0.01),
+}
+
+
+__all__ = ["CHANNELS", "EXPERIMENT", "OPTIMIZERS", "Interrupted", "data", "maps", "random_masks", "small", "trainer"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from prospr.errors import BatchError, ModelError, ScoreError
 from prospr.meta.batches import Stream, map_tensors, tensors
 from prospr.meta.loss import Call, ModelLoss, Params, PureLoss, called_with, cross_entropy, one_sample, unwrap
+from prospr.meta.products import Products
 from prospr.meta.ranks import Team
 
 __all__ = ["Problem", "Score", "Scores", "Tempered", "prunable"]
@@ -90,12 +91,25 @@ class Problem:
     density: float | None = None  # the share that will be kept, where it is known
     drawn: Mapping[str, Tensor] | None = None  # other initial values of the prunable parameters than the model's
     team: Team | None = None  # the ranks that score together, each with its part of every batch
+    shards: Team | None = None  # the ranks that have some rows of every weight each
 
     def weights(self) -> Scores:
         """The initial values of the prunable parameters, pruned or not."""
         named = dict(self.model.named_parameters())
         drawn = self.drawn or {}
         return {name: drawn[name] if name in drawn else named[name].detach() for name in self.names}
+
+    def shape(self, name: str) -> torch.Size:
+        """Of a whole weight, also where this rank has some of its rows."""
+        return self.weights()[name].shape
+
+    def own(self, name: str, whole: Tensor) -> Tensor:
+        """What this rank has of a tensor in the form of the weight `name`: all of it, or some rows."""
+        return whole
+
+    def products(self, loss: PureLoss, **settings: Any) -> Products:
+        """Derivatives of `loss`, over all ranks."""
+        return Products(loss, seed=self.seed, team=self.team, **settings)
 
     def pure_loss(self, loss: ModelLoss | None = None) -> PureLoss:
         """The loss as a function of the parameters; of the sparse network, where pruned weights stay pruned."""
@@ -184,15 +198,15 @@ class Score:
 
     def score(self, problem: Problem) -> Scores:
         """What selection ranks: larger is kept."""
-        return self.rank(self.saliency(problem))
+        return self.rank(self.saliency(problem), problem.shards)
 
     def score_groups(self, problem: Problem, total: Callable[[Scores], Scores]) -> Scores:
         """The same for channels. `total` sums over all tensors of a group: of derivatives with respect to the weights'
         masks, that is the derivative with respect to the one mask entry they share."""
         return self.rank(total(self.saliency(problem)))
 
-    def rank(self, saliency: Scores) -> Scores:
-        """The size of the saliency, as a share of the whole."""
+    def rank(self, saliency: Scores, shards: Team | None = None) -> Scores:
+        """The size of the saliency, as a share of the whole; `shards` have some rows of it each."""
         for name, s in saliency.items():
             if not torch.isfinite(s).all():
                 bad = int((~torch.isfinite(s)).sum())
@@ -201,4 +215,5 @@ class Score:
         sizes = {name: s.abs().to(torch.promote_types(s.dtype, torch.float32)) for name, s in saliency.items()}
         sums = [s.sum(dtype=torch.float64).cpu() for s in sizes.values()]
         total = torch.stack(sums).sum() if sums else torch.zeros(())
+        total = total if shards is None else shards.sum(total)
         return {name: (s / total.to(s.device, s.dtype)) if total > 0 else s for name, s in sizes.items()}
