@@ -16,7 +16,7 @@ from prospr.meta.loss import Params, PureLoss
 from prospr.meta.ranks import Ranks, joined
 from prospr.meta.shards import ShardedProducts, local, mesh_of, shard_of
 from prospr.registry import Method
-from prospr.scores.base import Problem, Scores
+from prospr.scores.base import Problem, Scores, shares
 from prospr.scores.magnitude import Magnitude
 from prospr.scores.prospr import ProsPr, Snip
 from prospr.scores.random import Random
@@ -94,8 +94,8 @@ def _scored(
         if team is None:
             raise SettingError("the model is sharded over one rank; start more, or prune before fully_shard")
         given = problem.model, problem.names, problem.batches, problem.loss, problem.seed
-        own = ShardedProblem(*given, team=team, shards=team)
-        yield chosen.rule.score.score(own), together
+        own = ShardedProblem(*given, team=team)
+        yield shares(chosen.rule.score.saliency(own), team), together
 
 
 def _check(chosen: Method, granularity: Any) -> None:

@@ -13,7 +13,7 @@ from prospr.meta.loss import Call, ModelLoss, Params, PureLoss, called_with, cro
 from prospr.meta.products import Products
 from prospr.meta.ranks import Team
 
-__all__ = ["Problem", "Score", "Scores", "Tempered", "prunable"]
+__all__ = ["Problem", "Score", "Scores", "Tempered", "prunable", "shares"]
 
 Scores = dict[str, Tensor]
 Which = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
@@ -91,7 +91,6 @@ class Problem:
     density: float | None = None  # the share that will be kept, where it is known
     drawn: Mapping[str, Tensor] | None = None  # other initial values of the prunable parameters than the model's
     team: Team | None = None  # the ranks that score together, each with its part of every batch
-    shards: Team | None = None  # the ranks that have some rows of every weight each
 
     def weights(self) -> Scores:
         """The initial values of the prunable parameters, pruned or not."""
@@ -198,22 +197,27 @@ class Score:
 
     def score(self, problem: Problem) -> Scores:
         """What selection ranks: larger is kept."""
-        return self.rank(self.saliency(problem), problem.shards)
+        return self.rank(self.saliency(problem))
 
     def score_groups(self, problem: Problem, total: Callable[[Scores], Scores]) -> Scores:
         """The same for channels. `total` sums over all tensors of a group: of derivatives with respect to the weights'
         masks, that is the derivative with respect to the one mask entry they share."""
         return self.rank(total(self.saliency(problem)))
 
-    def rank(self, saliency: Scores, shards: Team | None = None) -> Scores:
-        """The size of the saliency, as a share of the whole; `shards` have some rows of it each."""
-        for name, s in saliency.items():
-            if not torch.isfinite(s).all():
-                bad = int((~torch.isfinite(s)).sum())
-                raise ScoreError(f"{name}: {bad} of {s.numel()} scores are NaN or infinite; check the loss and data")
-        # Half precision has too few numbers for shares of a million weights.
-        sizes = {name: s.abs().to(torch.promote_types(s.dtype, torch.float32)) for name, s in saliency.items()}
-        sums = [s.sum(dtype=torch.float64).cpu() for s in sizes.values()]
-        total = torch.stack(sums).sum() if sums else torch.zeros(())
-        total = total if shards is None else shards.sum(total)
-        return {name: (s / total.to(s.device, s.dtype)) if total > 0 else s for name, s in sizes.items()}
+    def rank(self, saliency: Scores) -> Scores:
+        """The size of the saliency, as a share of the whole."""
+        return shares(saliency)
+
+
+def shares(saliency: Scores, team: Team | None = None) -> Scores:
+    """Sizes as shares of their sum; `team` has some rows of every weight on each rank."""
+    for name, s in saliency.items():
+        if not torch.isfinite(s).all():
+            bad = int((~torch.isfinite(s)).sum())
+            raise ScoreError(f"{name}: {bad} of {s.numel()} scores are NaN or infinite; check the loss and data")
+    # Half precision has too few numbers for shares of a million weights.
+    sizes = {name: s.abs().to(torch.promote_types(s.dtype, torch.float32)) for name, s in saliency.items()}
+    sums = [s.sum(dtype=torch.float64).cpu() for s in sizes.values()]
+    total = torch.stack(sums).sum() if sums else torch.zeros(())
+    total = total if team is None else team.sum(total)
+    return {name: (s / total.to(s.device, s.dtype)) if total > 0 else s for name, s in sizes.items()}
