@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -17,7 +16,9 @@ from safetensors.torch import load_file
 
 from prospr import Masks
 from prospr.cli import main
+from prospr.lab.run import run
 from prospr.lab.runs.files import is_locked
+from prospr.lab.runs.folder import find_run
 
 pytest.importorskip("tyro")
 
@@ -164,16 +165,18 @@ def test_a_rank_is_killed_and_the_next_start_goes_on(tmp_path):
     (home,) = tmp_path.iterdir()
     assert "rank 1 is gone" in json.loads((home / "error.json").read_text())["error"]
     stopped_at = len((home / "metrics.jsonl").read_text().splitlines())
-    again = subprocess.Popen(command(tmp_path, "2000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert again.stdout is not None
-        first = again.stdout.readline()
-    finally:
-        again.kill()
-    left = re.match(r"\[1/(\d+)\] epoch (\d+):", first)
-    assert left is not None, first
-    assert int(left[1]) + int(left[2]) == 2001
-    assert 2 <= int(left[2]) <= stopped_at + 1
+    told = []
+
+    def progress(done, total, text):
+        told.append((total, text))
+        raise trainings.Interrupted
+
+    with pytest.raises(trainings.Interrupted):
+        run(find_run(str(home)).experiment, tmp_path, "cpu", progress)
+    ((left, text),) = told
+    goes_on = 2000 - left + 1
+    assert text.startswith(f"epoch {goes_on}:")
+    assert 2 <= goes_on <= stopped_at + 1
 
 
 @pytest.mark.slow
