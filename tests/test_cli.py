@@ -124,7 +124,7 @@ def test_json(tmp_path, capsys):
 
 
 def test_a_dry_run_runs_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(Parts, "score", lambda self: pytest.fail("scored"))
+    monkeypatch.setattr(Parts, "score", lambda *_: pytest.fail("scored"))
     assert main(quick_run(tmp_path / "runs", "--dry-run")) == 0
     said = capsys.readouterr().out
     assert "2 epochs of 3 steps: 6 steps" in said
@@ -254,7 +254,7 @@ def test_interrupted(monkeypatch, capsys):
 
 
 def test_a_failed_run_is_shown(tmp_path, capsys, monkeypatch):
-    def fail(self):
+    def fail(self, *_):
         raise prospr.PruningError("no scores today")
 
     monkeypatch.setattr(Parts, "score", fail)

@@ -22,10 +22,12 @@ from prospr.masks.select import Scope, check_sparsity
 from prospr.meta.batches import Stream
 from prospr.meta.loss import Call, ModelLoss, call_of, cross_entropy, devices_of, one_sample, replay, unwrap
 from prospr.meta.ranks import Ranks, Team, fingerprints, joined, together
+from prospr.meta.shards import is_sharded
 from prospr.registry import Method, find
 from prospr.schedules import Iterative
 from prospr.scores.base import Problem, Score, Scores, Which
 from prospr.scores.base import prunable as find_prunable
+from prospr.sharded import prune_shards, score_shards
 
 __all__ = ["prune", "score"]
 
@@ -52,7 +54,8 @@ def score(
         batch, and all get the scores of the whole batches. It must then be called on every rank. A `prospr.Ranks` says
         which and how; None scores in this process alone.
 
-    A model in eval mode is scored in train mode, as it will be trained; one in train mode exactly as it is.
+    A model in eval mode is scored in train mode, as it will be trained; one in train mode exactly as it is. One that
+    FSDP2's fully_shard has sharded is scored as it lies, with scores that are shards too; see docs/scale.md.
     """
     model = unwrap(model)
     chosen = find(method)
@@ -62,6 +65,9 @@ def score(
             "prospr.prune runs it, and prospr.score takes the score inside it"
         )
     with torch.inference_mode(False), replay(None, devices_of(model.parameters())):
+        if is_sharded(model):
+            problem = _problem(model, batches, loss, prunable, seed, None)
+            return score_shards(problem, chosen, granularity or chosen.granularity, ranks)
         facts = {"method": chosen.rule, "seed": seed, "granularity": granularity, "example given": example is not None}
         with _team(ranks, "prospr.score", model, facts) as team:
             problem = _problem(model, batches, loss, prunable, seed, team)
@@ -116,6 +122,13 @@ def prune(
     chosen = find(method)
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
         scope, granularity = scope or chosen.scope, granularity or chosen.granularity
+        if is_sharded(plain):
+            problem = _problem(plain, batches, loss, prunable, seed, None)
+            masks = prune_shards(problem, sparsity, chosen, scope, keep_per_layer, granularity, ranks)
+            if collapse != "ignore":
+                _check_collapse(plain, masks, None, collapse)
+            masks.apply(plain)
+            return masks
         facts = {"method": chosen.rule, "seed": seed, "granularity": granularity, "sparsity": sparsity, "scope": scope}
         facts |= {"keep_per_layer": keep_per_layer, "budget": budget, "round_to": round_to, "per_flop": per_flop}
         facts |= {"collapse": collapse, "example given": example is not None}

@@ -176,7 +176,7 @@ def test_damaged_masks_are_scored_again(unbroken, tmp_path):
 
 def test_what_is_scored_is_not_scored_again(unbroken, tmp_path, monkeypatch):
     interrupted(small(), tmp_path, epoch=1)
-    monkeypatch.setattr(Parts, "score", lambda self: pytest.fail("scored again"))
+    monkeypatch.setattr(Parts, "score", lambda *_: pytest.fail("scored again"))
     assert_same(unbroken, run(small(), tmp_path, "cpu"))
 
 
@@ -373,7 +373,7 @@ def test_every_method_sees_the_same_for_one_seed():
 
 
 def test_an_error_is_written_down_and_the_run_can_be_run_again(tmp_path, monkeypatch):
-    def fail(self):
+    def fail(self, *_):
         raise PruningError("no scores\ntoday")
 
     with monkeypatch.context() as patch:

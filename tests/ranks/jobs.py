@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 import torch.nn.functional as F
 from cases import BY_NAME, Case, Checkpointed
+from ranks import trainings
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import prospr
+from prospr.masks.enforce import rezero
 from prospr.meta import SGD, Adam, AdamW, metagrad, pure_loss
-from prospr.meta.ranks import Team
+from prospr.meta.ranks import Team, joined
+from prospr.meta.shards import local
 
 
 def _dict_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -59,6 +66,7 @@ METHODS = {
     "adamw": prospr.ProsPr(steps=3, optimizer=AdamW(lr=0.01)),
     "auto": prospr.ProsPr(steps=2, lr="auto"),
     "first": prospr.ProsPr(steps=3, lr=0.1, momentum=0.9, order="first"),
+    "first-adam": prospr.ProsPr(steps=3, order="first", optimizer=Adam(lr=0.01)),
     "pieces": prospr.ProsPr(steps=2, lr=0.1, micro_batch=2),
     "recompute": prospr.ProsPr(steps=5, lr=0.1, momentum=0.9, store="recompute"),
     "forward": prospr.ProsPr(steps=2, lr=0.1, mode="forward"),
@@ -169,6 +177,145 @@ def shards(rank, ranks, group, cases):
             dist.all_gather_object(everyone, mask, group)
             assert torch.equal(torch.cat(everyone), want[name]), (case, name)
     return cases
+
+
+# ----------------------------------------------------------------------------------------------------- training
+
+
+def trains(rank, ranks, group, made, *settings):
+    """What a trainer of `trainings` ends with on this rank, and how its epochs went."""
+    with joined(_ranks(group), "training", torch.device("cpu"), {}) as team:
+        trainer = getattr(trainings, made)(team, *settings)
+        (result,) = trainer.train(trainings.data()[1] if made == "trainer" else None)
+        return trainer.states()[0], result.test
+
+
+def runs(rank, ranks, group, experiment, folder, stop_after=None, **options):
+    result = trainings.small(experiment, stop_after, folder, ranks=_ranks(group), **options)
+    return dict(result.figures), result.folder
+
+
+def run_with(rank, ranks, group, folder, options):
+    return trainings.small(folder=folder, ranks=_ranks(group), **options)
+
+
+# ------------------------------------------------------------------------------------------------------- shards
+
+
+def fsdp(network: str, group, children: bool = True, **settings) -> nn.Module:
+    """The network with every layer that has parameters sharded, and the whole."""
+    model = NETWORKS[network].model()
+    mesh = DeviceMesh.from_group(group if group is not None else dist.group.WORLD, "cpu")
+    for module in model.children() if children else ():
+        if any(True for _ in module.parameters()):
+            fully_shard(module, mesh=mesh, **settings)
+    return fully_shard(model, mesh=mesh, **settings)
+
+
+def gathered(tensors) -> dict[str, Tensor]:
+    return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+
+
+def fsdp_scores(rank, ranks, group, network, name, weight=None):
+    """Whole scores, and whether the model was left as it was."""
+    case = NETWORKS[network]
+    model = fsdp(network, group, children=network != "tokens")  # whose weights are tied across layers
+    before = {key: t.clone() for key, t in gathered(model.state_dict()).items()}
+    how = {} if weight is None else {"weight": globals()[weight]}
+    batches = _parts_of_some(network, 6, rank, ranks)
+    scores = prospr.score(model, batches, method=method(name), **case.settings, seed=3, ranks=_ranks(group, **how))
+    named = dict(model.named_parameters())
+    assert all(s.placements == named[n].placements and s.shape == named[n].shape for n, s in scores.items())
+    assert all(torch.equal(t, before[key]) for key, t in gathered(model.state_dict()).items())
+    assert all(p.grad is None for p in model.parameters())
+    return gathered(scores)
+
+
+def _parts_of_some(network: str, count: int, rank: int, ranks: int) -> list[Any]:
+    """Unequal parts, none of them empty."""
+    found = []
+    for batch in NETWORKS[network].batches(count):
+        ends = {2: [0, 1], 4: [0, 1, 2, 3]}[ranks]
+        whole = batch if isinstance(batch, dict) else dict(enumerate(batch))
+        own = {k: t[ends[rank] : (ends[rank + 1] if rank + 1 < ranks else len(t))] for k, t in whole.items()}
+        found.append(own if isinstance(batch, dict) else tuple(own.values()))
+    return found
+
+
+def fsdp_prune(rank, ranks, group, network, name, settings):
+    case = NETWORKS[network]
+    model = fsdp(network, group)
+    batches = _parts_of_some(network, 6, rank, ranks)
+    masks = prospr.prune(model, batches, 0.5, method=method(name), **case.settings, ranks=_ranks(group), **settings)
+    whole = masks.whole()
+    assert (masks.kept, masks.total, masks.densities()) == (whole.kept, whole.total, whole.densities())
+    assert prospr.Masks.of(model).whole() == whole
+    assert all(m.to_local().shape == local(model.get_parameter(n)).shape for n, m in masks.items())
+    with pytest.raises(prospr.errors.MaskError, match=r"use masks.whole\(\) on all ranks first"):
+        masks.digest()
+    return whole.digest()
+
+
+def fsdp_trains(rank, ranks, group, way, optimizer, folder=None):
+    """The whole weights after some steps, half of them after a checkpoint was loaded into another model.
+
+    way: whether masks are put on "before" or "after" the sharding; "kept whole": after, and forward passes leave whole
+        weights in the modules.
+    """
+    case = NETWORKS["wide"]
+    masks = trainings.random_masks(case.model())
+    settings = {"reshard_after_forward": False} if way == "kept whole" else {}
+    if way == "before":
+        model = case.model()
+        masks.apply(model)
+        mesh = DeviceMesh.from_group(group if group is not None else dist.group.WORLD, "cpu")
+        fully_shard(model, mesh=mesh)
+    else:
+        model = fsdp("wide", group, **settings)
+        masks.apply(model)
+    steps = trainings.OPTIMIZERS[optimizer](model.parameters())
+    pruned = {name: ~mask for name, mask in masks.items()}
+    for i, batch in enumerate(case.batches(8)):
+        if i == 4 and folder is not None:
+            torch.distributed.checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder, process_group=group)
+            other = fsdp("wide", group)
+            masks.apply(other)
+            with torch.no_grad():
+                for p in other.parameters():
+                    p.add_(1.0)
+            state = {"model": other.state_dict()}
+            torch.distributed.checkpoint.load(state, checkpoint_id=folder, process_group=group)
+            other.load_state_dict(state["model"])
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(
+                    gathered(model.state_dict()).values(), gathered(other.state_dict()).values(), strict=True
+                )
+            )
+        inputs, targets = (t.tensor_split(ranks)[rank] for t in batch)
+        if way == "kept whole":  # and so they are in the modules now
+            with torch.no_grad():
+                model(inputs)
+            assert not isinstance(model[2].weight, DTensor)
+            rezero(model)
+        steps.zero_grad()
+        (F.cross_entropy(model(inputs), targets) * (len(targets) * ranks / len(batch[1]))).backward()
+        if way != "before" or i > 0:
+            for name, p in gathered({n: p.grad for n, p in model.named_parameters() if n in masks}).items():
+                assert not p[pruned[name]].any(), (i, name)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        steps.step()
+        for name, w in gathered({n: p for n, p in model.named_parameters() if n in masks}).items():
+            assert not w[pruned[name]].any(), (i, name)
+            assert w[~pruned[name]].all(), (i, name)
+    return gathered(model.state_dict())
+
+
+def fsdp_refuses(rank, ranks, group, name, settings):
+    model = fsdp("wide", group)
+    return prospr.prune(
+        model, _parts("wide", 6, rank, ranks), 0.5, method=method(name), **{"ranks": _ranks(group), **settings}
+    )
 
 
 # ---------------------------------------------------------------------------------------------- what goes wrong

@@ -1,3 +1,5 @@
 """Imported once, by the process that the ranks are forked from."""
 
-__all__: list[str] = []
+import ranks.jobs
+
+__all__ = ["ranks"]

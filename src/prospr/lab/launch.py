@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from prospr.errors import SettingError
 from prospr.lab.run import choose_device
 from prospr.meta.ranks import Ranks
 
-__all__ = ["Place", "launched"]
+__all__ = ["Place", "launched", "refuse_torchrun"]
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,24 @@ class Place:
             dist.barrier()
 
 
+def refuse_torchrun() -> None:
+    """An error where torchrun started several processes, for what shares work out itself."""
+    if _processes() > 1:
+        raise SettingError(
+            f"torchrun started {_processes()} processes for one run, and this command starts its own for many; call it "
+            "without torchrun (--processes), or use torchrun with `prospr run` or `prospr prune`"
+        )
+
+
+def _processes() -> int:
+    there = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ)
+    return int(os.environ["WORLD_SIZE"]) if there else 1
+
+
 @contextmanager
 def launched(device: str | None = None) -> Generator[Place]:
     """This process's place: alone, or one of those that torchrun started, each with a GPU of its own where it can."""
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ) or os.environ["WORLD_SIZE"] == "1":
+    if _processes() == 1:
         yield Place(choose_device(device))
         return
     chosen = choose_device(device)

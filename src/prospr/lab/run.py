@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from prospr.atomic import write
 from prospr.channels import Plan
 from prospr.counting import flops
 from prospr.errors import MaskFileError, PlanError, PruningError, SettingError
+from prospr.lab.data import Dataset
 from prospr.lab.experiment import DENSE, Experiment
 from prospr.lab.progress import Report
 from prospr.lab.runs.checkpoints import Checkpoints, DamagedWarning
@@ -41,8 +43,10 @@ from prospr.lab.runs.making import Loader, Parts, check, network
 from prospr.lab.runs.memory import Peak
 from prospr.lab.runs.pretrained import pretrained
 from prospr.lab.train import Engine, Epoch, Result, Run, trainer_for, uses_graph
+from prospr.lab.training.eager import Norms
 from prospr.lab.training.loop import Trainer
 from prospr.masks import store
+from prospr.meta.ranks import Ranks, Team, joined
 
 __all__ = ["Options", "RunResult", "choose_device", "run", "run_many", "trained"]
 
@@ -59,6 +63,10 @@ class Options:
     save_every: seconds between checkpoints; 0 writes one after every epoch. The last epoch always has one.
     loggers: see `prospr.lab.runs.loggers`.
     engine, compile: see `prospr.lab.train.train`.
+    ranks: the processes that run it together, each with its part of every batch; `run` is then called on all of them,
+        and the first alone reads and writes the folder. Their number may be another each time.
+    norms: with ranks, see `prospr.lab.training.EagerTrainer`. "own" gives another training for every number of ranks;
+        it is noted in the result.
     """
 
     root: str | os.PathLike[str] | None = None
@@ -68,6 +76,8 @@ class Options:
     loggers: Sequence[MakeLogger] = ()
     engine: Engine = "auto"
     compile: bool = False
+    ranks: Ranks | None = None
+    norms: Norms = "all"
 
 
 def run(
@@ -90,17 +100,24 @@ def run(
     options = options or Options()
     check(experiment)
     place = RunFolder(experiment, folder)
-    if place.done:
+    if options.ranks is not None:
+        _check_ranks(experiment, options, wait)
+    elif place.done:
         return place.result()
     where = choose_device(device)
-    with ExitStack() as held:
-        if not _claim(place, held, wait):
-            return place.result()
-        work = _Work(place, Loader(where, options.root, options.download), options)
+    facts = {"the experiment": experiment.identity, "norms": options.norms}
+    with joined(options.ranks, "prospr.lab.run.run", where, facts) as team, ExitStack() as held:
+        leads = team is None or team.rank == 0
+        found = place.result() if leads and (place.done or not _claim(place, held, wait)) else None
+        found = found if team is None else team.first(found)
+        if found is not None:
+            return found
+        work = _Work(place, Loader(where, options.root, options.download), options, team)
         with work.recording():
             work.prepare(progress)
-            (result,) = _train([work], options, _by_epochs(progress, work))
-            return work.finish(result)
+            (result,) = _train([work], options, _by_epochs(progress if leads else None, work), team)
+            done = work.finish(result) if leads else None
+            return cast(RunResult, done if team is None else team.first(done))
 
 
 def run_many(
@@ -224,18 +241,20 @@ def trained(result: RunResult) -> nn.Module:
 class _Work:
     """A run under way, its folder locked by this process."""
 
-    def __init__(self, place: RunFolder, loader: Loader, options: Options) -> None:
+    def __init__(self, place: RunFolder, loader: Loader, options: Options, team: Team | None = None) -> None:
         self.place, self.experiment, self.options = place, place.experiment, options
+        self.team, self.leads = team, team is None or team.rank == 0  # the others never touch the folder
         self._loader = loader
         self._began = time.perf_counter()
 
     def prepare(self, progress: Report | None = None) -> None:
         """Bring data, masks, network and the last checkpoint together."""
         experiment, place = self.experiment, self.place
-        sweep_up(place.path)
-        place.begin()
+        if self.leads:
+            sweep_up(place.path)
+            place.begin()
         self.notes: list[str] = []
-        self.parts = Parts(experiment, self._loader(experiment), self._loader.device, self.options.workers)
+        self.parts = Parts(experiment, self._data(), self._loader.device, self.options.workers)
         if experiment.training.byol:
             self.parts = replace(self.parts, learned=pretrained(self.parts, place.pretrained, progress))
         self.score_seconds = 0.0
@@ -251,46 +270,73 @@ class _Work:
         recipe = experiment.trained_by
         self.run = Run(model, self.parts.batches(recipe.batch_size), recipe, masks, self.parts.task)
         self.points = Checkpoints(place.path, _mark(experiment, self.masks))
-        self.state, note = self.points.load()
+        self.state, note = self.points.load() if self.leads else (None, None)
         if note is not None:
             self._note(note)
+        self.state = self.state if self.team is None else self.team.share(self.state)
         self.resumed_at = 0 if self.state is None else len(self.state["history"])
         if self.state is None and self.first is not None:
             self.state = self.first.start(self.plan)
         epochs = [] if self.state is None else [Epoch(*row) for row in self.state["history"].tolist()]
-        place.write_metrics(epochs)
         self.done = len(epochs)
-        self._loggers: list[Logger] = [make(experiment, place.path, self.done) for make in self.options.loggers]
+        if self.leads:
+            place.write_metrics(epochs)
+        makers = self.options.loggers if self.leads else ()
+        self._loggers: list[Logger] = [make(experiment, place.path, self.done) for make in makers]
+
+    def _data(self) -> Dataset:
+        """The data set. The first process of each machine loads it first, so that a download happens once."""
+        if self.team is None:
+            return self._loader(self.experiment)
+        machines = self.team.gather(platform.node())
+        loads_first = machines.index(platform.node()) == self.team.rank
+        if loads_first:
+            self._loader(self.experiment)
+        self.team.gather("loaded")
+        return self._loader(self.experiment)
 
     def _masks(self, progress: Report | None) -> prospr.Masks:
         """Those of the folder, or scored now and stored before anything is trained."""
-        path = self.place.masks
-        if path.exists():
-            try:
-                found, notes = store.load(path)
-                masks = prospr.Masks(found)
-                if notes.get("checksum") != masks.digest():
-                    raise MaskFileError("its checksum is another")
-                self.score_seconds = float(notes["seconds"])
-                self.memory |= {"score": int(notes["memory"])} if "memory" in notes else {}
-                return masks.to(self.parts.device)
-            except (MaskFileError, KeyError, ValueError) as error:
-                self._note(f"{path.name}: {error}; scored again")
-        if progress is not None:
+        masks: Mapping[str, Tensor] | None = self._stored_masks() if self.leads else None
+        masks = masks if self.team is None else self.team.share(masks)
+        if masks is not None:
+            return prospr.Masks(masks).to(self.parts.device)
+        if progress is not None and self.leads:
             progress(0, self.experiment.trained_by.epochs, "scoring")
-        trained = () if self.first is None else (self.first.model,)
+        return self._score()
+
+    def _stored_masks(self) -> prospr.Masks | None:
+        path = self.place.masks
+        if not path.exists():
+            return None
+        try:
+            found, notes = store.load(path)
+            masks = prospr.Masks(found)
+            if notes.get("checksum") != masks.digest():
+                raise MaskFileError("its checksum is another")
+            self.score_seconds = float(notes["seconds"])
+            self.memory |= {"score": int(notes["memory"])} if "memory" in notes else {}
+            return masks
+        except (MaskFileError, KeyError, ValueError) as error:
+            self._note(f"{path.name}: {error}; scored again")
+            return None
+
+    def _score(self) -> prospr.Masks:
+        trained = None if self.first is None else self.first.model
         start, peak = time.perf_counter(), Peak(self.parts.device)
-        scored = self.parts.score(*trained)
+        scored = self.parts.score(trained, None if self.team is None else self.options.ranks)
         masks, self.score_seconds = scored.masks, time.perf_counter() - start
         if self.first is not None:
             self.score_seconds += self.first.seconds
+        if not self.leads:
+            return masks
         notes = {"checksum": masks.digest(), "seconds": repr(self.score_seconds), "run": self.experiment.identity}
         if peak.added is not None:
             self.memory["score"] = peak.added
             notes["memory"] = str(peak.added)
         if self.experiment.pruning.check is None:
             self.place.write_scores(scored.summary())  # before the masks: with them, nothing is scored again
-        write(path, lambda temporary: masks.save(temporary, **notes))
+        write(self.place.masks, lambda temporary: masks.save(temporary, **notes))
         return masks
 
     def _first(self, progress: Report | None) -> FirstTraining:
@@ -301,14 +347,16 @@ class _Work:
     def _plan(self) -> Plan:
         assert self.masks is not None
         path = self.place.plan
-        if path.exists():
+        plan = None
+        if self.leads and path.exists():
             try:
-                return Plan.load(path)
+                plan = Plan.load(path)
             except PlanError as error:
                 self._note(f"{path.name}: {error}; planned again")
-        plan = prospr.channels.plan(self.parts.network(), self.masks, self.parts.example)
-        write(path, plan.save)
-        return plan
+        if self.leads and plan is None:
+            plan = prospr.channels.plan(self.parts.network(), self.masks, self.parts.example)
+            write(path, plan.save)
+        return cast(Plan, plan if self.team is None else self.team.first(plan))
 
     @property
     def moment(self) -> tuple[int, int] | None:
@@ -321,6 +369,8 @@ class _Work:
 
     def tell(self, epochs: Sequence[Epoch]) -> None:
         """Record how the epochs so far went."""
+        if not self.leads:
+            return
         self.place.write_metrics(epochs)
         last = {key: value for key, value in epochs[-1]._asdict().items() if value == value}
         for logger in self._loggers:
@@ -347,12 +397,15 @@ class _Work:
                 "memory": self.memory,
                 "steps": self.run.steps * len(result.epochs),
                 "resumed_at": self.resumed_at,
-                "environment": environment(parts.device),
+                "environment": environment(parts.device) | self._together(),
                 "notes": self.notes,
             }
         )
         place.pretrained.unlink(missing_ok=True)  # only now: it cost a training
         return done
+
+    def _together(self) -> dict[str, Any]:
+        return {} if self.team is None else {"ranks": self.team.size, "norms": self.options.norms}
 
     def _sizes(self) -> dict[str, Any]:
         parts, masks, example = self.parts, self.masks, self.parts.example
@@ -382,6 +435,8 @@ class _Work:
         try:
             yield
         except Exception as error:
+            if not self.leads:
+                raise
             self.place.fail(
                 {
                     "error": reason(error),
@@ -404,10 +459,29 @@ def _trainer(options: Options, run: Run) -> Trainer:
     return trainer_for([run], options.engine, options.compile)
 
 
-def _train(works: Sequence[_Work], options: Options, tell: Callable[[int, Sequence[Epoch]], None]) -> list[Result]:
+def _check_ranks(experiment: Experiment, options: Options, wait: bool) -> None:
+    """Raise for what several processes cannot do together in one run."""
+    said = {
+        "wait": (wait, "start it again when that process is done"),
+        "engine='graph'": (options.engine == "graph", "use engine='auto'"),
+        "compile": (options.compile, "it is for the graph of a single process; leave it out"),
+        "training.byol": (experiment.training.byol, "run it in one process"),
+        "pruning.after_training": (experiment.pruning.after_training, "run it in one process"),
+    }
+    for name, (given, remedy) in said.items():
+        if given:
+            raise SettingError(f"{name} cannot go together with several processes for one run; {remedy}")
+
+
+def _train(
+    works: Sequence[_Work],
+    options: Options,
+    tell: Callable[[int, Sequence[Epoch]], None],
+    team: Team | None = None,
+) -> list[Result]:
     """Train what was prepared, side by side where there are several; they are all at the same epoch."""
     peak = Peak(works[0].parts.device)
-    trainer = trainer_for([work.run for work in works], options.engine, options.compile)
+    trainer = trainer_for([work.run for work in works], options.engine, options.compile, team, options.norms)
     states: list[dict[str, Tensor]] = [work.state for work in works if work.state is not None]
     if states:
         trainer.load_states(states)
@@ -428,7 +502,7 @@ def _train(works: Sequence[_Work], options: Options, tell: Callable[[int, Sequen
         tell(done, epochs)
 
     data, every = works[0].parts.data, works[0].experiment.training.evaluate_every
-    results = trainer.train(data.test, data.validation, every, save, told, due)
+    results = trainer.train(data.test, data.validation, every, save if works[0].leads else None, told, due)
     if peak.total is not None:
         for work in works:
             work.memory |= {"train": peak.total, "together": len(works)}

@@ -24,6 +24,8 @@ class Task:
     count: (outputs, targets) -> a vector of `size` counts; those of all batches are added up where they are made.
     figures: the sum of those vectors -> figures by name, 0 to 1, the higher the better.
     headline: the figure to quote.
+    weight: targets -> how many things the loss is a mean over: what a part of a batch counts by. None where the loss is
+        no such mean, so that a batch cannot be cut.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Task:
     figures: Callable[[Tensor], dict[str, float]]
     size: int
     headline: str
+    weight: Callable[[Tensor], float] | None = len
 
     def loss(self, model: Callable[..., Tensor], batch: Any) -> Tensor:
         """The mean loss of a batch (inputs, targets)."""
@@ -75,7 +78,8 @@ def segmentation(num_classes: int, loss: str = "cross-entropy") -> Task:
         raise ValueError(f"unknown loss {loss!r} for segmentation; known: {', '.join(losses)}")
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; background is a class too, so use at least 2")
-    return Task("segmentation", losses[loss], _confusion, _overlap_figures, size=num_classes**2, headline="mean_iou")
+    weight = _known_pixels if loss == "cross-entropy" else None
+    return Task("segmentation", losses[loss], _confusion, _overlap_figures, num_classes**2, "mean_iou", weight)
 
 
 def dice_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -91,6 +95,10 @@ def dice_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     pixels = (0, 2, 3)
     overlap = (shares * truth).sum(pixels)
     return 1 - ((2 * overlap + 1e-6) / (shares.sum(pixels) + truth.sum(pixels) + 1e-6)).mean()
+
+
+def _known_pixels(targets: Tensor) -> int:
+    return int((targets >= 0).sum())
 
 
 def _pixel_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ from prospr.lab.data import Batches, Files, Split, Stream
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import Task, classification
 from prospr.lab.training import CaptureError, EagerTrainer, Epoch, GraphTrainer, Result, Run, Trainer, evaluate
+from prospr.lab.training.eager import Norms
 from prospr.lab.training.store import drawn_ahead
+from prospr.meta.ranks import Team
 
 __all__ = ["Engine", "Epoch", "Result", "Run", "evaluate", "train", "train_together", "trainer_for", "uses_graph"]
 
@@ -118,8 +120,16 @@ def uses_graph(run: Run, engine: Engine) -> bool:
     return engine == "graph"
 
 
-def trainer_for(runs: Sequence[Run], engine: Engine = "auto", compile: bool = False) -> Trainer:
-    """What trains `runs` side by side; several only where `uses_graph` says so."""
+def trainer_for(
+    runs: Sequence[Run],
+    engine: Engine = "auto",
+    compile: bool = False,
+    team: Team | None = None,
+    norms: Norms = "all",
+) -> Trainer:
+    """What trains `runs` side by side; several only where `uses_graph` says so, and one where ranks train it."""
+    if team is not None:
+        return EagerTrainer(runs[0], team, norms)
     if not uses_graph(runs[0], engine):
         return EagerTrainer(runs[0])
     try:

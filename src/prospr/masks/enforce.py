@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from prospr.errors import MaskError
 from prospr.meta.loss import unwrap
+from prospr.meta.shards import is_shard, like_shard, local
 
 __all__ = ["applied", "apply", "held", "is_masked", "locate", "remove", "rezero"]
 
@@ -43,7 +44,12 @@ class Guard:
 
     def _install(self) -> None:
         _guarded[self.parameter] = weakref.ref(self)
-        self.handle = self.parameter.register_hook(self) if self.parameter.requires_grad else None
+        if not self.parameter.requires_grad:
+            self.handle = None
+        elif is_shard(self.parameter):  # FSDP2 writes the gradient itself, and calls these hooks alone
+            self.handle = self.parameter.register_post_accumulate_grad_hook(self._after_gradient)
+        else:
+            self.handle = self.parameter.register_hook(self)
 
     @property
     def mask(self) -> Tensor:
@@ -61,12 +67,30 @@ class Guard:
         return grad.masked_fill(~self.mask, 0.0)  # torch.where copies its number to a GPU, which a CUDA graph cannot
 
     @torch.no_grad()
+    def _after_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            local(parameter.grad).masked_fill_(~local(self.mask), 0.0)
+
+    _after_gradient.__torch_unserializable__ = True  # ty: ignore[missing-attribute]
+
+    @torch.no_grad()
     def zero(self) -> None:
-        if self.parameter is not self.module._parameters[self.attribute]:  # load_state_dict(assign=True)
+        if self.replaced:
             self.release()
             self.parameter = self.module.get_parameter(self.attribute)
             self._install()
-        self.parameter.masked_fill_(~self.mask, 0.0)
+            if is_shard(self.parameter) and not is_shard(self.mask):
+                self.module._buffers[f"{self.attribute}_mask"] = like_shard(self.mask, self.parameter)
+        local(self.parameter).masked_fill_(~local(self.mask), 0.0)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the module has another parameter by now: load_state_dict(assign=True), fully_shard.
+
+        FSDP2 puts the whole weight into the module for as long as it computes with it; the shard stays the parameter.
+        """
+        now = self.module._parameters[self.attribute]
+        return now is not self.parameter and (is_shard(now) or not is_shard(self.parameter))
 
     def release(self) -> None:
         _guarded.pop(self.parameter, None)
@@ -89,7 +113,10 @@ def apply(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     for name, mask in masks.items():
         module, attribute = places[name]
         guard = module.__dict__.get(_GUARDS, {}).get(attribute) or Guard(module, attribute)
-        guard.module.register_buffer(f"{guard.attribute}_mask", mask.detach().to(guard.parameter.device, copy=True))
+        put = mask.detach().to(guard.parameter.device, copy=True)
+        if is_shard(guard.parameter) and not is_shard(put):
+            put = like_shard(put, guard.parameter)
+        guard.module.register_buffer(f"{guard.attribute}_mask", put)
         for owner, key in _owners(model, guard.parameter):
             if _GUARDS not in owner.__dict__:
                 owner.__dict__[_GUARDS] = {}
@@ -218,11 +245,21 @@ def _after_load(module: nn.Module, _: Any) -> None:
         guard.zero()
 
 
+def _take_over_replaced() -> None:
+    for reference in list(_guarded.values()):
+        guard = reference()
+        if guard is not None and guard.replaced:
+            guard.zero()
+
+
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if len(_guarded):
         for group in optimizer.param_groups:
             for p in group["params"]:
                 reference = _guarded.get(p)
+                if reference is None and is_shard(p):  # sharded after the masks were put on
+                    _take_over_replaced()
+                    reference = _guarded.get(p)
                 guard = reference() if reference is not None else None
                 if guard is not None:
                     guard.zero()

@@ -3,13 +3,14 @@
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from prospr.errors import MaskError
 from prospr.masks import enforce, interop, store
+from prospr.meta.shards import is_shard
 
 __all__ = ["Masks"]
 
@@ -30,6 +31,9 @@ class Masks(Mapping[str, Tensor]):
     layer   shape  kept  of  density
     weight  2x4       3   8   37.50%
     total             3   8   37.50%
+
+    Of a model that FSDP2 has sharded they are shards, as its parameters are. What counts them, printing too, must then
+    be done on all ranks.
     """
 
     def __init__(self, masks: Mapping[str, Tensor]) -> None:
@@ -65,7 +69,7 @@ class Masks(Mapping[str, Tensor]):
     @property
     def kept(self) -> int:
         """The number of weights that stay."""
-        return sum(int(m.count_nonzero()) for m in self.values())
+        return sum(_count(m) for m in self.values())
 
     @property
     def total(self) -> int:
@@ -82,11 +86,11 @@ class Masks(Mapping[str, Tensor]):
 
     def densities(self) -> dict[str, float]:
         """The share of weights kept, layer by layer."""
-        return {name: m.count_nonzero().item() / m.numel() for name, m in self.items()}
+        return {name: _count(m) / m.numel() for name, m in self.items()}
 
     def empty(self) -> list[str]:
         """The layers that keep nothing."""
-        return [name for name, m in self.items() if not m.any()]
+        return [name for name, m in self.items() if not _count(m)]
 
     def overlap(self, other: Mapping[str, Tensor]) -> float:
         """The share of the weights kept here that `other` keeps too."""
@@ -96,16 +100,21 @@ class Masks(Mapping[str, Tensor]):
         for name, m in self.items():
             if m.shape != other[name].shape:
                 raise MaskError(f"{name}: masks of shape {tuple(m.shape)} and {tuple(other[name].shape)} differ")
-        shared = sum(int((m & other[name].to(m.device)).count_nonzero()) for name, m in self.items())
+        shared = sum(_count(m & other[name].to(m.device)) for name, m in self.items())
         return shared / max(1, self.kept)
 
     def digest(self) -> str:
         """A hash of names, shapes and entries: equal on every machine where the masks are equal."""
+        self._refuse_shards("digest")
         h = hashlib.sha256()
         for name, m in self.items():
             h.update(f"{name}{tuple(m.shape)}".encode())
             h.update(store.raw_bytes(m))
         return h.hexdigest()
+
+    def whole(self) -> "Masks":
+        """Where they are shards of a model that FSDP2 has sharded: the whole masks. To be called on all ranks."""
+        return Masks({name: cast(Any, m).full_tensor() if is_shard(m) else m for name, m in self.items()})
 
     def to(self, device: torch.device | str) -> "Masks":
         return Masks({name: m.to(device) for name, m in self.items()})
@@ -148,7 +157,14 @@ class Masks(Mapping[str, Tensor]):
 
     def save(self, path: str | os.PathLike[str], **notes: str) -> None:
         """Write a safetensors file, whole or not at all. `notes` are kept beside the masks (method="snip", ...)."""
+        self._refuse_shards("save")
         store.save(self, path, notes)
+
+    def _refuse_shards(self, what: str) -> None:
+        if any(is_shard(m) for m in self.values()):
+            raise MaskError(
+                f"masks.{what}: these are shards, a part on each rank; use masks.whole() on all ranks first"
+            )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Masks":
@@ -170,10 +186,16 @@ class Masks(Mapping[str, Tensor]):
     def __str__(self) -> str:
         rows = [("layer", "shape", "kept", "of", "density")]
         for name, m in self.items():
-            kept, n = int(m.count_nonzero()), m.numel()
+            kept, n = _count(m), m.numel()
             rows.append((name, "x".join(map(str, m.shape)), f"{kept:,}", f"{n:,}", f"{kept / n:.2%}"))
         rows.append(("total", "", f"{self.kept:,}", f"{self.total:,}", f"{self.density:.2%}"))
         return table(rows, left=2)
+
+
+def _count(mask: Tensor) -> int:
+    """The number of entries kept; of a shard, on all ranks, which must all ask."""
+    count: Any = mask.count_nonzero()
+    return int(count.full_tensor() if is_shard(count) else count)
 
 
 def table(rows: list[tuple[Any, ...]], left: int) -> str:

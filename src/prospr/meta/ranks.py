@@ -245,6 +245,24 @@ class Team:
                 out.append(torch.empty_like(t).copy_(piece.view(t.shape)))
         return out
 
+    def share(self, named: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
+        """The first rank's tensors, bit for bit, on all; None where it has None. What others pass is not looked at."""
+        said = None
+        if self.rank == 0:
+            said = named is not None, {n: (t.shape, t.dtype) for n, t in (named or {}).items()}
+        there, forms = self.first(said)
+        if not there:
+            return None
+        found = {}
+        for name, (shape, dtype) in forms.items():
+            place = self.device if self._nccl else torch.device("cpu")
+            t = torch.zeros(shape, dtype=dtype, device=place)
+            if self.rank == 0 and named is not None:
+                t.copy_(named[name])
+            self._send(t.view(-1).view(torch.uint8))  # zeros of the other ranks change no bit
+            found[name] = t.to(self.device)
+        return found
+
     def sums(self, params: Sequence[Tensor], tag: int) -> list[Tensor]:
         """The sums over all ranks."""
         return self.mean(list(params), float(self.rank == 0), tag, factor=1.0)

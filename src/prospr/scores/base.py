@@ -12,9 +12,10 @@ from prospr.errors import BatchError, InexactWarning, ModelError, ScoreError
 from prospr.layers import inputs_first
 from prospr.meta.batches import Stream, map_tensors, tensors
 from prospr.meta.loss import Call, ModelLoss, Params, PureLoss, called_with, cross_entropy, one_sample, unwrap
+from prospr.meta.products import Products
 from prospr.meta.ranks import Team
 
-__all__ = ["Problem", "Score", "Scores", "Tempered", "outputs", "prunable"]
+__all__ = ["Problem", "Score", "Scores", "Tempered", "outputs", "prunable", "shares"]
 
 Scores = dict[str, Tensor]
 Which = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
@@ -99,6 +100,18 @@ class Problem:
         named = dict(self.model.named_parameters())
         drawn = self.drawn or {}
         return {name: drawn[name] if name in drawn else named[name].detach() for name in self.names}
+
+    def shape(self, name: str) -> torch.Size:
+        """Of a whole weight, also where this rank has some of its rows."""
+        return self.weights()[name].shape
+
+    def own(self, name: str, whole: Tensor) -> Tensor:
+        """What this rank has of a tensor in the form of the weight `name`: all of it, or some rows."""
+        return whole
+
+    def products(self, loss: PureLoss, **settings: Any) -> Products:
+        """Derivatives of `loss`, over all ranks."""
+        return Products(loss, seed=self.seed, team=self.team, **settings)
 
     def pure_loss(self, loss: ModelLoss | None = None) -> PureLoss:
         """The loss as a function of the parameters; of the sparse network, where pruned weights stay pruned."""
@@ -218,12 +231,18 @@ class Score:
 
     def rank(self, saliency: Scores) -> Scores:
         """The size of the saliency, as a share of the whole."""
-        for name, s in saliency.items():
-            if not torch.isfinite(s).all():
-                bad = int((~torch.isfinite(s)).sum())
-                raise ScoreError(f"{name}: {bad} of {s.numel()} scores are NaN or infinite; check the loss and data")
-        # Half precision has too few numbers for shares of a million weights.
-        sizes = {name: s.abs().to(torch.promote_types(s.dtype, torch.float32)) for name, s in saliency.items()}
-        sums = [s.sum(dtype=torch.float64).cpu() for s in sizes.values()]
-        total = torch.stack(sums).sum() if sums else torch.zeros(())
-        return {name: (s / total.to(s.device, s.dtype)) if total > 0 else s for name, s in sizes.items()}
+        return shares(saliency)
+
+
+def shares(saliency: Scores, team: Team | None = None) -> Scores:
+    """Sizes as shares of their sum; `team` has some rows of every weight on each rank."""
+    for name, s in saliency.items():
+        if not torch.isfinite(s).all():
+            bad = int((~torch.isfinite(s)).sum())
+            raise ScoreError(f"{name}: {bad} of {s.numel()} scores are NaN or infinite; check the loss and data")
+    # Half precision has too few numbers for shares of a million weights.
+    sizes = {name: s.abs().to(torch.promote_types(s.dtype, torch.float32)) for name, s in saliency.items()}
+    sums = [s.sum(dtype=torch.float64).cpu() for s in sizes.values()]
+    total = torch.stack(sums).sum() if sums else torch.zeros(())
+    total = total if team is None else team.sum(total)
+    return {name: (s / total.to(s.device, s.dtype)) if total > 0 else s for name, s in sizes.items()}

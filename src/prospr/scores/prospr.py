@@ -13,7 +13,7 @@ from prospr.meta.curvature import stable_lr
 from prospr.meta.loss import training_mode
 from prospr.meta.metagrad import Order, Trace, adjoint
 from prospr.meta.optimizers import SGD, Optimizer
-from prospr.meta.products import Mode, Products
+from prospr.meta.products import Mode
 from prospr.meta.trajectory import Store
 from prospr.scores.base import Problem, Score, Scores
 
@@ -78,14 +78,7 @@ class ProsPr(Score):
             lr = self.lr
             if lr == "auto":
                 lr = self._stable_lr(loss, params, first[0], problem) if self.steps > 0 else 0.0
-            products = Products(
-                loss,
-                mode=self.mode,
-                micro_batch=self.micro_batch,
-                seed=problem.seed,
-                capture=self.capture,
-                team=problem.team,
-            )
+            products = problem.products(loss, mode=self.mode, micro_batch=self.micro_batch, capture=self.capture)
             lam, _ = adjoint(
                 products,
                 params,

@@ -249,3 +249,15 @@ def test_an_annotation_of_no_class_is_named(tiny_root):
         "val/images/*.JPEG",
         "val/val_annotations.txt",
     ]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_parts_of_a_batch_are_the_batch(files, workers):
+    """Of the last, which has three images, the fourth part is empty."""
+    batches = files.batches(4, seed=0, workers=workers)
+    parts = [list(batches.epoch(2, (i, 4))) for i in range(4)]
+    assert [len(labels) for _, labels in parts[3]] == [1, 1, 0]
+    assert parts[3][2][0].shape == (0, 3, 8, 8)
+    for step, (images, labels) in enumerate(batches.epoch(2)):
+        assert torch.equal(torch.cat([part[step][0] for part in parts]), images)
+        assert torch.equal(torch.cat([part[step][1] for part in parts]), labels)

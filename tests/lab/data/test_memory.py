@@ -314,3 +314,16 @@ def test_crop_and_normalisation_run_inside_a_cuda_graph():
 
 def _shipped():
     return gzip.decompress((resources.files("prospr.lab") / "data_files" / "digits.gz").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "augment", [None, CropFlip(2, flip=True), lambda images, rng: images + torch.rand(1, generator=rng)]
+)
+def test_the_parts_of_a_batch_are_the_batch(data, augment):
+    """Of the last, which has two images, the third part is empty."""
+    batches = Batches(data.train.images[:10], data.train.labels[:10], 4, seed=0, augment=augment)
+    parts = [list(batches.epoch(1, (i, 3))) for i in range(3)]
+    assert [len(labels) for _, labels in parts[2]] == [1, 1, 0]
+    for step, (images, labels) in enumerate(batches.epoch(1)):
+        assert torch.equal(torch.cat([part[step][0] for part in parts]), images)
+        assert torch.equal(torch.cat([part[step][1] for part in parts]), labels)

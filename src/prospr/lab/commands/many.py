@@ -97,10 +97,12 @@ class Many(Command):
     after_interrupt = "The same command goes on where it stood."
 
     def _run(self, experiments: Sequence[Experiment]) -> list[RunResult]:
+        from prospr.lab.launch import refuse_torchrun
         from prospr.lab.live import live_table
         from prospr.lab.run import Options
         from prospr.lab.sweep import sweep
 
+        refuse_torchrun()
         executor = self.workplace.make()
         options = Options(self.root, True, self.workers, self.save_every, compile=self.compile)
         with live_table(experiments, self.folder, sys.stderr if self.json else None) as progress:

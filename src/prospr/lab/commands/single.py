@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -19,7 +20,10 @@ __all__ = ["Prune", "Report", "Run", "Serve", "Show"]
 
 @dataclass(frozen=True)
 class Run(Command):
-    """Prune and train a network, in a folder of its own; go on where it was killed, or show what it gave."""
+    """Prune and train a network, in a folder of its own; go on where it was killed, or show what it gave.
+
+    With several processes, each takes its part of every batch: torchrun --nproc-per-node 8 -m prospr run ...
+    """
 
     experiment: Asked = field(default_factory=Asked)
     """What is run."""
@@ -37,6 +41,8 @@ class Run(Command):
     """On a GPU: use torch.compile as well, which takes a minute and then makes steps quicker."""
     wait: bool = False
     """Where another process is at work on this run, wait for it."""
+    norms: Literal["all", "own"] = "all"
+    """Of several processes: batch norm with the statistics of all, as in one process, or of each one's own part."""
     tensorboard: bool = False
     """Write curves for TensorBoard into the run's folder."""
     wandb: bool = False
@@ -53,6 +59,7 @@ class Run(Command):
         if self.dry_run:
             self._say(experiment)
             return
+        from prospr.lab.launch import launched
         from prospr.lab.progress import progress_bar
         from prospr.lab.run import Options, run
         from prospr.lab.runs import loggers
@@ -62,9 +69,15 @@ class Run(Command):
         makers = [loggers.tensorboard()] if self.tensorboard else []
         makers += [loggers.wandb()] if self.wandb else []
         options = Options(self.root, True, self.workers, self.save_every, makers, compile=self.compile)
-        with progress_bar("training", sys.stderr if self.json else None) as progress:
-            result = run(experiment, self.folder, self.device, progress, wait=self.wait, options=options)
-        print(show_run(find_run(str(result.folder)), self.json))
+        with launched(self.device) as place:
+            # Loading and testing take their time, and a process that died is noticed all the same.
+            ranks = None if place.ranks is None else replace(place.ranks, timeout=3600.0)
+            options = replace(options, ranks=ranks, norms=self.norms)
+            shown = progress_bar("training", sys.stderr if self.json else None) if place.first else nullcontext()
+            with shown as progress:
+                result = run(experiment, self.folder, place.device, progress, wait=self.wait, options=options)
+            if place.first:
+                print(show_run(find_run(str(result.folder)), self.json))
 
     def _say(self, experiment: Experiment) -> None:
         from prospr.lab.estimate import estimate

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,10 +110,11 @@ class Stream:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self.epoch(0)
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of epoch `epoch`, counted from 0."""
+    def epoch(self, epoch: int, part: tuple[int, int] = (0, 1)) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of epoch `epoch`, counted from 0. `part` (i, n): of each the i-th of n parts, which may be empty;
+        nothing else is decoded."""
         mean, std = self.files.mean, self.files.std
-        for images, chosen in self._loader(epoch):
+        for images, chosen in self._loader(epoch, part):
             images = images.to(mean.device, non_blocking=True)
             yield normalise(images, mean, std), self.files.labels[chosen.to(self.files.labels.device)]
 
@@ -122,12 +124,15 @@ class Stream:
         order = torch.randperm(n, generator=generator("batches", self.seed, epoch)) if self.shuffle else torch.arange(n)
         return order[: len(self) * self.batch_size]
 
-    def _loader(self, epoch: int) -> DataLoader:
+    def _loader(self, epoch: int, part: tuple[int, int] = (0, 1)) -> DataLoader:
+        which, parts = part
+        whole = self.order(epoch).split(self.batch_size)
         return DataLoader(
             _Decoded(
                 self.files.paths, self.files.size, self.files.resize, (self.seed, epoch) if self.augment else None
             ),
-            batch_sampler=[places.tolist() for places in self.order(epoch).split(self.batch_size)],
+            batch_sampler=[places.tensor_split(parts)[which].tolist() for places in whole],
+            collate_fn=partial(_stacked, self.files.size),
             num_workers=self.workers,
             pin_memory=self.files.mean.is_cuda,
             generator=generator("workers", self.seed, epoch),  # without one it would draw from the global state
@@ -153,6 +158,13 @@ class _Decoded(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         return len(self.paths)
+
+
+def _stacked(size: int, decoded: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """Images and positions as one tensor each, also of none."""
+    images = [image for image, _ in decoded]
+    places = torch.tensor([place for _, place in decoded], dtype=torch.long)
+    return torch.stack(images) if images else torch.zeros(0, 3, size, size, dtype=torch.uint8), places
 
 
 def random_crop(image: Image, size: int, rng: torch.Generator) -> Image:

@@ -109,6 +109,11 @@ class Draws:
     def __getitem__(self, places: slice) -> Draws:
         return Draws(self.order[places], self.top[places], self.left[places], self.mirrored[places])
 
+    def part(self, which: int, parts: int) -> Draws:
+        """One of so many parts, in order; the first are the longer ones."""
+        cut = (drawn.tensor_split(parts)[which] for drawn in (self.order, self.top, self.left, self.mirrored))
+        return Draws(*cut)
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -161,14 +166,21 @@ class Batches:
         """What `crop_flip` takes as its `pad` beside the draws."""
         return self.augment.pad if isinstance(self.augment, CropFlip) else 0
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of epoch `epoch`, counted from 0."""
+    def epoch(self, epoch: int, part: tuple[int, int] = (0, 1)) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of epoch `epoch`, counted from 0. `part` (i, n): of each the i-th of n parts, which may be empty.
+
+        >>> batches = Batches(torch.zeros(5, 1, 2, 2), torch.arange(5), batch_size=3, seed=0)
+        >>> [[len(labels) for _, labels in batches.epoch(0, (i, 2))] for i in range(2)]
+        [[2, 1], [1, 1]]
+        """
+        which, parts = part
         if not self._ahead:
-            yield from self._augmented_by_call(epoch)
+            for images, labels in self._augmented_by_call(epoch):
+                yield images.tensor_split(parts)[which], labels.tensor_split(parts)[which]
             return
         draws = self.draws(epoch).to(self.images.device)
         for index in range(len(self)):
-            yield self._take(draws[self._places(index)])
+            yield self._take(draws[self._places(index)].part(which, parts))
 
     def draws(self, epoch: int) -> Draws:
         """What `epoch(epoch)` draws, on the CPU, for a trainer that makes the batches on the device itself.

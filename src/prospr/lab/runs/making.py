@@ -223,6 +223,13 @@ class Parts:
             model = self.network()
         batches: Iterable[Any] = self.batches(pruning.score_batch_size)
         if ranks is not None:
+            if self.task.weight is None:
+                raise SettingError(
+                    f"training.loss={experiment.training.loss!r} is no mean over samples, so processes cannot have a "
+                    "part of a batch each; use one process, or another loss"
+                )
+            weight = self.task.weight
+            ranks = replace(ranks, weight=lambda batch: weight(batch[1]))
             model, batches = nn.SyncBatchNorm.convert_sync_batchnorm(model), ranks.part(batches)
         masks = prospr.prune(
             model,

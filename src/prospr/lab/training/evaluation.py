@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from prospr.lab.data import Files, Split
 from prospr.lab.tasks import Task, classification
+from prospr.meta.ranks import Team
 
 __all__ = ["evaluate"]
 
@@ -16,10 +17,12 @@ PIXELS = 1 << 20  # in a batch: a thousand images of CIFAR
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split | Files, task: Task | None = None) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, split: Split | Files, task: Task | None = None, team: Team | None = None
+) -> dict[str, float]:
     """The mean "loss" of `model` in eval mode and the task's figures, by name; the model is left as it was.
 
-    The device is waited for once, at the end.
+    The device is waited for once, at the end. The ranks of a team, whose models are equal, look at a part each.
 
     >>> from prospr.lab.data import digits
     >>> from prospr.lab.models import build
@@ -33,16 +36,21 @@ def evaluate(model: nn.Module, split: Split | Files, task: Task | None = None) -
     was_training = model.training
     model.eval()
     try:
-        for inputs, labels in _parts(split.to(weight.device), weight.dtype):
+        own = split if team is None else split.select(torch.arange(len(split)).tensor_split(team.size)[team.rank])
+        for inputs, labels in _parts(own.to(weight.device), weight.dtype):
             batch_loss, seen = task.measure(model, (inputs, labels))
             loss += batch_loss * len(labels)
             counts += seen
     finally:
         model.train(was_training)
+    if team is not None:
+        loss, counts = team.sum(loss), team.sum(counts)
     return {"loss": loss.item() / len(split), **task.figures(counts.cpu())}
 
 
 def _parts(split: Split | Files, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    if not len(split):
+        return
     if isinstance(split, Files):
         yield from ((images.to(dtype), labels) for images, labels in split.in_order(PIXELS // split.size**2))
         return

@@ -13,6 +13,7 @@ from prospr.lab.data import Files, Split
 from prospr.lab.training.evaluation import evaluate
 from prospr.lab.training.numerics import Numerics
 from prospr.lab.training.runs import Epoch, Result, Run
+from prospr.meta.ranks import Team
 
 __all__ = ["Trainer"]
 
@@ -26,7 +27,10 @@ class Trainer(ABC):
 
     epoch, step: how far they are; `step` counts within the epoch.
     history: of each run, how its epochs went.
+    team: the ranks that train together, each with its part of every batch and all with the same weights.
     """
+
+    team: Team | None = None
 
     def __init__(self, runs: Sequence[Run]) -> None:
         if not runs:
@@ -147,7 +151,7 @@ class Trainer(ABC):
         seen = []
         for run, numerics, epochs in zip(self.runs, self.numerics, self.history, strict=True):
             with numerics.flags():
-                seen.append(evaluate(run.model, split, run.task))
+                seen.append(evaluate(run.model, split, run.task, self.team))
             epochs[-1] = epochs[-1]._replace(**{part: seen[-1][run.task.headline]})
         return seen
 
