@@ -10,74 +10,33 @@
 
 from __future__ import annotations
 
-import math
 import os
-import platform
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-import prospr
-from prospr.atomic import write
 from prospr.channels import Plan
-from prospr.counting import flops
-from prospr.errors import MaskFileError, PlanError, PruningError, SettingError
-from prospr.lab.data import Dataset
-from prospr.lab.experiment import DENSE, Experiment
+from prospr.errors import PruningError, SettingError
+from prospr.lab.experiment import Experiment
 from prospr.lab.progress import Report
-from prospr.lab.runs.checkpoints import Checkpoints, DamagedWarning
-from prospr.lab.runs.environment import environment, now
-from prospr.lab.runs.files import BusyError, locked, sweep_up
-from prospr.lab.runs.first import FirstTraining
+from prospr.lab.runs.checkpoints import Checkpoints
+from prospr.lab.runs.files import BusyError, locked
 from prospr.lab.runs.folder import FOLDER, RunFolder, RunResult
-from prospr.lab.runs.loggers import Logger, MakeLogger
-from prospr.lab.runs.making import Loader, Parts, check, network
+from prospr.lab.runs.making import Loader, check, network
 from prospr.lab.runs.memory import Peak
-from prospr.lab.runs.pretrained import pretrained
-from prospr.lab.train import Engine, Epoch, Result, Run, trainer_for, uses_graph
-from prospr.lab.training.eager import Norms
-from prospr.lab.training.loop import Trainer
-from prospr.masks import store
-from prospr.meta.ranks import Ranks, Team, joined
+from prospr.lab.runs.work import Options, Work, mark_of, reason
+from prospr.lab.train import Epoch, Result, trainer_for, uses_graph
+from prospr.meta.ranks import Team, joined
 
 __all__ = ["Options", "RunResult", "choose_device", "run", "run_many", "trained"]
 
 # What one run of many may fail with while the others go on.
 FAILURES = (PruningError, ValueError, TypeError, ArithmeticError, RuntimeError, ImportError)
-
-
-@dataclass(frozen=True)
-class Options:
-    """How experiments are run; nothing here changes what they give.
-
-    root: where data sets lie and are downloaded to; see `prospr.lab.data.load`.
-    workers: processes that decode images which are streamed.
-    save_every: seconds between checkpoints; 0 writes one after every epoch. The last epoch always has one.
-    loggers: see `prospr.lab.runs.loggers`.
-    engine, compile: see `prospr.lab.train.train`.
-    ranks: the processes that run it together, each with its part of every batch; `run` is then called on all of them,
-        and the first alone reads and writes the folder. Their number may be another each time.
-    norms: with ranks, see `prospr.lab.training.EagerTrainer`. "own" gives another training for every number of ranks;
-        it is noted in the result.
-    """
-
-    root: str | os.PathLike[str] | None = None
-    download: bool = True
-    workers: int = 0
-    save_every: float = 30.0
-    loggers: Sequence[MakeLogger] = ()
-    engine: Engine = "auto"
-    compile: bool = False
-    ranks: Ranks | None = None
-    norms: Norms = "all"
 
 
 def run(
@@ -112,7 +71,7 @@ def run(
         found = found if team is None else team.first(found)
         if found is not None:
             return found
-        work = _Work(place, Loader(where, options.root, options.download), options, team)
+        work = Work(place, Loader(where, options.root, options.download), options, team)
         with work.recording():
             work.prepare(progress)
             (result,) = _train([work], options, _by_epochs(progress if leads else None, work), team)
@@ -179,7 +138,7 @@ def run_many(
                 place = RunFolder(experiment, folder)
                 try:
                     if _claim(place, held, wait=False):
-                        works.append(_Work(place, loader, options))
+                        works.append(Work(place, loader, options))
                     else:
                         take(place.result())
                 except BusyError:
@@ -232,220 +191,10 @@ def trained(result: RunResult) -> nn.Module:
     if experiment.pruning.shrink and plan.exists():
         model = Plan.load(plan).shrink(model)
     masks = result.masks
-    points = Checkpoints(result.folder, _mark(experiment, masks))
+    points = Checkpoints(result.folder, mark_of(experiment, masks))
     state = points.read(points.latest)
     model.load_state_dict({n.removeprefix("model."): value for n, value in state.items() if n.startswith("model.")})
     return model
-
-
-class _Work:
-    """A run under way, its folder locked by this process."""
-
-    def __init__(self, place: RunFolder, loader: Loader, options: Options, team: Team | None = None) -> None:
-        self.place, self.experiment, self.options = place, place.experiment, options
-        self.team, self.leads = team, team is None or team.rank == 0  # the others never touch the folder
-        self._loader = loader
-        self._began = time.perf_counter()
-
-    def prepare(self, progress: Report | None = None) -> None:
-        """Bring data, masks, network and the last checkpoint together."""
-        experiment, place = self.experiment, self.place
-        if self.leads:
-            sweep_up(place.path)
-            place.begin()
-        self.notes: list[str] = []
-        self.parts = Parts(experiment, self._data(), self._loader.device, self.options.workers)
-        if experiment.training.byol:
-            self.parts = replace(self.parts, learned=pretrained(self.parts, place.pretrained, progress))
-        self.score_seconds = 0.0
-        self.first = self._first(progress) if experiment.method != DENSE and experiment.pruning.after_training else None
-        self.memory: dict[str, int] = {}
-        self.masks = None if experiment.method == DENSE else self._masks(progress)
-        self.plan = self._plan() if self.masks is not None and experiment.pruning.shrink else None
-        model, masks = self.parts.start(), self.masks
-        if masks is not None and self.plan is not None:
-            model, masks = self.parts.smaller(model, self.plan), self.plan.masks(masks)
-        if masks is not None and masks.kept == masks.total:
-            masks = None  # nothing is left to hold at zero
-        recipe = experiment.trained_by
-        self.run = Run(model, self.parts.batches(recipe.batch_size), recipe, masks, self.parts.task)
-        self.points = Checkpoints(place.path, _mark(experiment, self.masks))
-        self.state, note = self.points.load() if self.leads else (None, None)
-        if note is not None:
-            self._note(note)
-        self.state = self.state if self.team is None else self.team.share(self.state)
-        self.resumed_at = 0 if self.state is None else len(self.state["history"])
-        if self.state is None and self.first is not None:
-            self.state = self.first.start(self.plan)
-        epochs = [] if self.state is None else [Epoch(*row) for row in self.state["history"].tolist()]
-        self.done = len(epochs)
-        if self.leads:
-            place.write_metrics(epochs)
-        makers = self.options.loggers if self.leads else ()
-        self._loggers: list[Logger] = [make(experiment, place.path, self.done) for make in makers]
-
-    def _data(self) -> Dataset:
-        """The data set. The first process of each machine loads it first, so that a download happens once."""
-        if self.team is None:
-            return self._loader(self.experiment)
-        machines = self.team.gather(platform.node())
-        loads_first = machines.index(platform.node()) == self.team.rank
-        if loads_first:
-            self._loader(self.experiment)
-        self.team.gather("loaded")
-        return self._loader(self.experiment)
-
-    def _masks(self, progress: Report | None) -> prospr.Masks:
-        """Those of the folder, or scored now and stored before anything is trained."""
-        masks: Mapping[str, Tensor] | None = self._stored_masks() if self.leads else None
-        masks = masks if self.team is None else self.team.share(masks)
-        if masks is not None:
-            return prospr.Masks(masks).to(self.parts.device)
-        if progress is not None and self.leads:
-            progress(0, self.experiment.trained_by.epochs, "scoring")
-        return self._score()
-
-    def _stored_masks(self) -> prospr.Masks | None:
-        path = self.place.masks
-        if not path.exists():
-            return None
-        try:
-            found, notes = store.load(path)
-            masks = prospr.Masks(found)
-            if notes.get("checksum") != masks.digest():
-                raise MaskFileError("its checksum is another")
-            self.score_seconds = float(notes["seconds"])
-            self.memory |= {"score": int(notes["memory"])} if "memory" in notes else {}
-            return masks
-        except (MaskFileError, KeyError, ValueError) as error:
-            self._note(f"{path.name}: {error}; scored again")
-            return None
-
-    def _score(self) -> prospr.Masks:
-        trained = None if self.first is None else self.first.model
-        start, peak = time.perf_counter(), Peak(self.parts.device)
-        scored = self.parts.score(trained, None if self.team is None else self.options.ranks)
-        masks, self.score_seconds = scored.masks, time.perf_counter() - start
-        if self.first is not None:
-            self.score_seconds += self.first.seconds
-        if not self.leads:
-            return masks
-        notes = {"checksum": masks.digest(), "seconds": repr(self.score_seconds), "run": self.experiment.identity}
-        if peak.added is not None:
-            self.memory["score"] = peak.added
-            notes["memory"] = str(peak.added)
-        if self.experiment.pruning.check is None:
-            self.place.write_scores(scored.summary())  # before the masks: with them, nothing is scored again
-        write(self.place.masks, lambda temporary: masks.save(temporary, **notes))
-        return masks
-
-    def _first(self, progress: Report | None) -> FirstTraining:
-        options = self.options
-        make = partial(_trainer, options)
-        return FirstTraining(self.place.path, self.parts, make, options.save_every, self._note, progress)
-
-    def _plan(self) -> Plan:
-        assert self.masks is not None
-        path = self.place.plan
-        plan = None
-        if self.leads and path.exists():
-            try:
-                plan = Plan.load(path)
-            except PlanError as error:
-                self._note(f"{path.name}: {error}; planned again")
-        if self.leads and plan is None:
-            plan = prospr.channels.plan(self.parts.network(), self.masks, self.parts.example)
-            write(path, plan.save)
-        return cast(Plan, plan if self.team is None else self.team.first(plan))
-
-    @property
-    def moment(self) -> tuple[int, int] | None:
-        """The epoch and step it goes on from; None where it begins."""
-        return None if self.state is None else (int(self.state["epoch"]), int(self.state["step"]))
-
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        warnings.warn(f"{self.place.path}: damaged: {text}", DamagedWarning, stacklevel=4)
-
-    def tell(self, epochs: Sequence[Epoch]) -> None:
-        """Record how the epochs so far went."""
-        if not self.leads:
-            return
-        self.place.write_metrics(epochs)
-        last = {key: value for key, value in epochs[-1]._asdict().items() if value == value}
-        for logger in self._loggers:
-            logger.epoch(len(epochs), last)
-
-    def finish(self, result: Result) -> RunResult:
-        place, parts = self.place, self.parts
-        place.write_metrics(result.epochs)
-        self.points.finish()
-        if self.first is not None:
-            self.first.remove()
-        for logger in self._loggers:
-            logger.end(result.test)
-        done = place.finish(
-            {
-                "headline": parts.task.headline,
-                "figures": {name: value if math.isfinite(value) else None for name, value in result.test.items()},
-                "sizes": self._sizes(),
-                "seconds": {
-                    "score": self.score_seconds,
-                    "train": result.seconds,
-                    "last_session": time.perf_counter() - self._began,
-                },
-                "memory": self.memory,
-                "steps": self.run.steps * len(result.epochs),
-                "resumed_at": self.resumed_at,
-                "environment": environment(parts.device) | self._together(),
-                "notes": self.notes,
-            }
-        )
-        place.pretrained.unlink(missing_ok=True)  # only now: it cost a training
-        return done
-
-    def _together(self) -> dict[str, Any]:
-        return {} if self.team is None else {"ranks": self.team.size, "norms": self.options.norms}
-
-    def _sizes(self) -> dict[str, Any]:
-        parts, masks, example = self.parts, self.masks, self.parts.example
-        first = parts.network()
-        sizes: dict[str, Any] = {
-            "parameters": sum(p.numel() for p in first.parameters()),
-            "trained_parameters": sum(p.numel() for p in self.run.model.parameters()),
-            "flops": flops(first, example),
-            "trained_flops": flops(self.run.model, example),
-            "image": list(example.shape[1:]),
-            "num_classes": parts.data.num_classes,
-        }
-        if masks is not None:
-            seen = prospr.inspect(first, masks, example)
-            sizes |= {
-                "kept": masks.kept,
-                "total": masks.total,
-                "density": masks.density,
-                "effective_density": seen.effective_density,
-                "layers": masks.densities(),
-            }
-        return sizes
-
-    @contextmanager
-    def recording(self) -> Generator[None, None, None]:
-        """Write an error down on its way."""
-        try:
-            yield
-        except Exception as error:
-            if not self.leads:
-                raise
-            self.place.fail(
-                {
-                    "error": reason(error),
-                    "traceback": "".join(traceback.format_exception(error)),
-                    "when": now(),
-                    "environment": environment(self._loader.device),
-                }
-            )
-            raise
 
 
 def _claim(place: RunFolder, held: ExitStack, wait: bool) -> bool:
@@ -453,10 +202,6 @@ def _claim(place: RunFolder, held: ExitStack, wait: bool) -> bool:
     place.path.mkdir(parents=True, exist_ok=True)
     held.enter_context(locked(place.lock, wait))
     return not place.done
-
-
-def _trainer(options: Options, run: Run) -> Trainer:
-    return trainer_for([run], options.engine, options.compile)
 
 
 def _check_ranks(experiment: Experiment, options: Options, wait: bool) -> None:
@@ -474,7 +219,7 @@ def _check_ranks(experiment: Experiment, options: Options, wait: bool) -> None:
 
 
 def _train(
-    works: Sequence[_Work],
+    works: Sequence[Work],
     options: Options,
     tell: Callable[[int, Sequence[Epoch]], None],
     team: Team | None = None,
@@ -510,13 +255,13 @@ def _train(
 
 
 def _run_group(
-    works: Sequence[_Work],
+    works: Sequence[Work],
     options: Options,
     tell: Callable[[float, str], None],
     take: Callable[[RunResult], None],
 ) -> None:
     """Run what is locked, side by side as far as it fits together; what fails is recorded and the rest goes on."""
-    ready: dict[tuple, list[_Work]] = {}
+    ready: dict[tuple, list[Work]] = {}
     for work in works:
         try:
             with work.recording():
@@ -546,7 +291,7 @@ def _run_group(
 
 
 def _finish_all(
-    works: Sequence[_Work],
+    works: Sequence[Work],
     options: Options,
     tell: Callable[[float, str], None],
     take: Callable[[RunResult], None],
@@ -577,7 +322,7 @@ def groups_of(experiments: Sequence[Experiment], size: int) -> list[list[Experim
     return groups
 
 
-def _by_epochs(progress: Report | None, work: _Work) -> Callable[[int, Sequence[Epoch]], None]:
+def _by_epochs(progress: Report | None, work: Work) -> Callable[[int, Sequence[Epoch]], None]:
     """Tell of the epochs that were left when this process began: those have its speed."""
     total = work.run.recipe.epochs
 
@@ -591,12 +336,3 @@ def _by_epochs(progress: Report | None, work: _Work) -> Callable[[int, Sequence[
 def _epoch(epoch: Epoch) -> str:
     text = f"loss {epoch.loss:.4f}, train {100 * epoch.train:.2f} %"
     return text + (f", validation {100 * epoch.validation:.2f} %" if epoch.validation == epoch.validation else "")
-
-
-def _mark(experiment: Experiment, masks: prospr.Masks | None) -> str:
-    return f"{experiment.identity} {DENSE if masks is None else masks.digest()}"
-
-
-def reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"

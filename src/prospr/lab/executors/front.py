@@ -24,7 +24,7 @@ from prospr.lab.runs.folder import RunFolder, RunResult
 
 if TYPE_CHECKING:
     from prospr.lab.progress import Report
-    from prospr.lab.run import Options
+    from prospr.lab.runs.work import Options
 
 __all__ = ["BUSY", "DONE", "Crew", "Ended", "Executor", "Front", "Task"]
 
@@ -55,7 +55,8 @@ class Task:
         return self._outcomes(group, progress)
 
     def _outcomes(self, group: Group, progress: Report | None) -> dict[str, str]:
-        from prospr.lab.run import reason, run_many
+        from prospr.lab.run import run_many
+        from prospr.lab.runs.work import reason
 
         options, root = self.options, self.options.root
         how: dict[str, Any] = {"together": self.together, "options": options, "wait": False}
