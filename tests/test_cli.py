@@ -296,3 +296,11 @@ def test_a_reader_that_goes_away(tmp_path):
         f"{sys.executable} -m prospr recipes | true", shell=True, capture_output=True, text=True, timeout=60
     )
     assert "Traceback" not in done.stderr
+
+
+def test_help_that_nobody_reads_to_its_end():
+    """`prospr sweep --help | head -1`: no traceback."""
+    line = f"{sys.executable} -m prospr sweep --help | head -1"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("usage: prospr sweep")
+    assert done.stderr == ""

@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = parse(words)
     except SystemExit as end:  # --help, or a command line that is not understood
         return end.code if isinstance(end.code, int) else FAILED
+    except BrokenPipeError:
+        return _unheard()
     try:
         with _short_warnings(not command.debug):
             command()
@@ -46,15 +48,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nprospr: interrupted. {command.after_interrupt}".rstrip(), file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `prospr methods | head`; what is left has nowhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+    except BrokenPipeError:
+        return _unheard()
     except Exception as error:  # noqa: BLE001  whatever it was, it is told in one line, and in full with --debug
         if command.debug:
             traceback.print_exc()
             return FAILED
         return _failed(_message(error))
     return DONE
+
+
+def _unheard() -> int:
+    """`prospr methods | head`: what is left to print has nowhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED
 
 
 def _message(error: Exception) -> str:
