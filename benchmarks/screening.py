@@ -38,18 +38,6 @@ start = partial(initialise, "resnet20")  # draws a convolutional network's first
 
 
 @dataclass(frozen=True)
-class Balanced(Score):
-    """Another score as shares of its layer's total to the power `alpha`: with 1, layers come to keep as many each."""
-
-    inner: Score
-    alpha: float = 1.0
-
-    def score(self, problem: Problem) -> Scores:
-        found = self.inner.score(problem)
-        return {name: s / s.sum().clamp_min(1e-30) ** self.alpha for name, s in found.items()}
-
-
-@dataclass(frozen=True)
 class Spread(Score):
     """Another score, scaled so that every output and every input of a layer has the same total, and every layer too."""
 
@@ -105,6 +93,10 @@ def in_rounds(rounds: int = 20, recover: bool = False, **changes) -> Iterative:
     return Iterative(ProsPr(**changes), rounds, recover=recover)
 
 
+def balanced(rule: Iterative) -> Method:
+    return Method(rule, scope="balanced")
+
+
 VARIANTS: dict[str, str | Method | Iterative | ProsPr] = {
     "snip": "snip",
     "synflow": "synflow",
@@ -120,16 +112,15 @@ VARIANTS: dict[str, str | Method | Iterative | ProsPr] = {
     "it60-m1": in_rounds(60, steps=1, lr=0.01),
     "prospr-erk": Method(ProsPr(), scope="erk"),
     "it20-kappa3": in_rounds(kappa=3.0),
-    "random-balanced": Iterative(Balanced(Shuffled()), rounds=100),
-    "it20-balanced": Iterative(Balanced(ProsPr()), rounds=20),
-    "it20-balanced-m10": Iterative(Balanced(ProsPr(steps=10)), rounds=20),
-    "it20-balanced-recover": Iterative(Balanced(ProsPr()), rounds=20, recover=True),
-    "it20-balanced-redrawn": Iterative(Balanced(Redrawn(ProsPr())), rounds=20),
-    "it20-half-balanced": Iterative(Balanced(ProsPr(), alpha=0.5), rounds=20),
+    "random-balanced": balanced(Iterative(Shuffled(), rounds=100)),
+    "it20-balanced": balanced(Iterative(ProsPr(), rounds=20)),
+    "it20-balanced-m10": balanced(Iterative(ProsPr(steps=10), rounds=20)),
+    "it20-balanced-recover": balanced(Iterative(ProsPr(), rounds=20, recover=True)),
+    "it20-balanced-redrawn": balanced(Iterative(Redrawn(ProsPr()), rounds=20)),
     "it20-redrawn": Iterative(Redrawn(ProsPr()), rounds=20),
-    "iter-snip-balanced": Iterative(Balanced(Snip()), rounds=60),
+    "iter-snip-balanced": balanced(Iterative(Snip(), rounds=60)),
     "iter-snip-redrawn": Iterative(Redrawn(Snip()), rounds=60),
-    "iter-snip-balanced-redrawn": Iterative(Balanced(Redrawn(Snip())), rounds=60),
+    "iter-snip-balanced-redrawn": balanced(Iterative(Redrawn(Snip()), rounds=60)),
     "it20-spread": Iterative(Spread(ProsPr()), rounds=20),
     "iter-snip-spread": Iterative(Spread(Snip()), rounds=60),
     "magnitude-spread": Iterative(Spread(Magnitude()), rounds=60),

@@ -23,7 +23,7 @@ class Iterative:
         one can come back (FORCE).
     redraw: every round scores another draw of the initial weights: those of each layer, in another order. What is kept
         then suits the initialization rather than these weights, and is spread over a layer's channels. On ResNet-20 at
-        95 % and more that trained better; see docs/findings.md.
+        95 % and more, weights drawn anew in each round gave masks that trained better; see docs/findings.md.
 
     One round is one shot. Each round reads on in the batches, and begins again where they end.
 

@@ -34,9 +34,8 @@ def select(
     """Keep the weights of the highest score.
 
     scope: "global" (one threshold for the network), "balanced" (one threshold for scores as shares of their layer's
-        total: in rounds, layers come to keep about as many weights each, and none empties), "layer" (the same density
-        in every layer) or "erk" (layer densities by the Erdos-Renyi-Kernel rule: small layers denser). The total is
-        exact in each.
+        total: in rounds, layers come to keep about as many weights each), "layer" (the same density in every layer) or
+        "erk" (layer densities by the Erdos-Renyi-Kernel rule: small layers denser). The total is exact in each.
     keep_per_layer: at least so many weights stay in every layer, taken from the others' budget.
     granularity: "weight"; "2:4" and the like (the best n of every m neighbours along a weight's inputs, which fixes the
         sparsity at 1 - n/m); or a block such as (4, 4) of outputs x inputs, kept or pruned whole by its mean score.
