@@ -142,7 +142,7 @@ def _depth(cell: Cell) -> Measured:
     before, _ = training_step(model, batches[0], device, clock)
     seconds = []
     _, peak = watched(lambda: seconds.append(timed(run, device, clock)), device)
-    if cell.steps <= 30:  # of a few steps, the first is much: once more
+    if seconds[0] < 5:  # of a short time, the first is much: once more
         seconds += [timed(run, device, clock) for _ in range(3)]
     after, _ = training_step(model, batches[0], device, clock)
     step, took = min(before, after), min(seconds)
