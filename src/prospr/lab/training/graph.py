@@ -24,6 +24,7 @@ from prospr.lab.seeds import derive
 from prospr.lab.tasks import Task
 from prospr.lab.training.flat import Flat, sgd_
 from prospr.lab.training.loop import Trainer
+from prospr.lab.training.narrow import narrowed
 from prospr.lab.training.numerics import Numerics
 from prospr.lab.training.runs import Run
 from prospr.lab.training.store import Store, in_memory, upload
@@ -180,6 +181,8 @@ class _Lane:
     def __init__(self, run: Run, store: Store, numerics: Numerics, sums: Tensor, compile: bool) -> None:
         self.run, self.store, self.numerics, self.sums = run, store, numerics, sums
         self.model = copy.deepcopy(run.model).train()
+        if numerics.low and numerics.channels_last:
+            narrowed(self.model)
         self.flat = Flat(self.model, numerics, run.recipe, run.masks)
         self.dtype = torch.bfloat16 if numerics.low else self.flat.dtype
         device = numerics.device
