@@ -153,6 +153,8 @@ def test_weights_kept_are_counted_layer_by_layer(fair, tmp_path, capsys):
     assert "snip" not in capsys.readouterr().out
     fair.main(["--out", str(out), "--show", "--densities", "--sparsities", "0.5"])
     assert "no pruned network" in capsys.readouterr().out
+    before = {"experiment": Experiment("cifar10", "resnet20").to_dict()}  # a line that does not say its image's size
+    assert fair._weights(before)["conv1.weight"] == 3 * 16 * 9
 
 
 def test_every_variant_is_measured_and_written(channels, tmp_path, capsys):
