@@ -306,7 +306,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     args.network = args.network or (TABLES[args.table].network if gpu else "small_convnet")
     unknown = [arm for arm in args.arms or () if arm not in TABLES[args.table].arms]
     if unknown:
-        parser.error(f"--arms {unknown[0]!r}: table {args.table} has {', '.join(TABLES[args.table].arms)}")
+        parser.error(f"--arms {unknown[0]!r}: table {args.table} has {', '.join(map(repr, TABLES[args.table].arms))}")
     if args.densities and not args.show:
         parser.error("--densities goes with --show")
     return args
