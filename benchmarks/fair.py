@@ -1,28 +1,40 @@
-"""Every method under one recipe, paired by seed: ResNet-20 on CIFAR-10, 200 epochs, five sparsities.
+"""Every method under one recipe, paired by seed, on CIFAR-10 in 200 epochs. `--table` says of which network:
+
+resnet20    single weights of ResNet-20, five sparsities
+vgg16       single weights of VGG-16, three sparsities
+structured  whole channels of VGG-19, taken out before the training: 80, 90 and 95 % of the parameters
 
     python benchmarks/fair.py --root DIR --out results/fair_resnet20.jsonl --minutes 9 --compile
     python benchmarks/fair.py --out results/fair_resnet20.jsonl --show            # the table of what is there
+    python benchmarks/fair.py --out results/fair_resnet20.jsonl --show --densities --arms snip erk
+    python benchmarks/fair.py --root DIR --out tried.jsonl --split validation --epochs 30     # to choose settings by
 
 DIR holds cifar-10-batches-bin. A line a run is added to the file, and a run that has a line is not run again, so that
 many short sessions on a borrowed GPU make one table. The most wanted runs come first: seed by seed, high sparsities
 before low ones. No group of runs is begun that would not end within `--minutes`. Runs are `prospr run`'s own; the line
-has the experiment, so `prospr run` makes any of them again. Without a GPU it is a small version on the embedded digits.
+has the experiment, so `prospr run` makes any of them again. Networks of the structured table have a shape each, and
+`--compile` would compile each of them. Without a GPU it is a small version on the embedded digits.
 """
 
 import argparse
 import json
 import sys
 import time
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 from harness import machine
 
-from prospr.lab.experiment import DENSE, Experiment, Training
+import prospr
+from prospr.lab.experiment import DENSE, Data, Experiment, Training
 from prospr.lab.grid import changed
-from prospr.lab.results import Row, load, means
-from prospr.lab.run import Options, choose_device, run_many
+from prospr.lab.results import Row, load, means, setups_of
+from prospr.lab.run import Options, RunResult, choose_device, run_many
+from prospr.lab.runs.making import network
 from prospr.lab.show import show_table
 
 BALANCED = {"scope": "balanced", "rounds": 20, "redraw": True}
@@ -49,24 +61,63 @@ ARMS: dict[str, tuple[str, dict]] = {
     "prospr, balanced, redrawn: other weights": ("prospr", {**BALANCED, "check": "redrawn"}),
 }
 
+CHECKS = [arm for arm, (_, settings) in ARMS.items() if "check" in settings]
+CHANNELS = {"granularity": "channel", "shrink": True}
+STRUCTURED: dict[str, tuple[str, dict]] = {
+    "dense": (DENSE, {}),
+    "3sp": ("3sp", CHANNELS),
+    "prospr, channels": ("prospr", CHANNELS),
+    "3sp + rescale": ("3sp", {**CHANNELS, "weights": "rescale"}),
+    "3sp + reinit": ("3sp", {**CHANNELS, "weights": "redraw"}),
+    "random, channels": ("random", CHANNELS),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is compared; the most wanted first."""
+
+    network: str
+    sparsities: tuple[float, ...]
+    arms: dict[str, tuple[str, dict]]
+    baseline: str
+
+
+TABLES = {
+    "resnet20": Table("resnet20", (0.982, 0.956, 0.893, 0.972, 0.738), ARMS, "snip"),
+    "vgg16": Table("vgg16", (0.982, 0.956, 0.893), {k: v for k, v in ARMS.items() if k not in CHECKS}, "snip"),
+    "structured": Table("vgg19", (0.95, 0.9, 0.8), STRUCTURED, "3sp"),
+}
+SIZES = ("parameters", "trained_parameters", "flops", "trained_flops", "image", "num_classes")
+CIFAR10 = {"image": [3, 32, 32], "num_classes": 10}  # what the first lines were measured on, which do not say it
+
 
 def main(words: list[str] | None = None) -> None:
     args = _arguments(words)
     out = Path(args.out)
-    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    every = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    lines = [line for line in every if line.get("table", "resnet20") == args.table]
     if not args.show:
         lines += measure(args, {line["run"] for line in lines}, out)
-    print(table(lines))
+    if args.densities:
+        print(densities(lines, args.arms, args.sparsities))
+    else:
+        print(table(lines, TABLES[args.table].baseline))
 
 
 def wanted(args) -> list[tuple[str, Experiment]]:
     """What is to be run, the most wanted first."""
+    whole, gpu = TABLES[args.table], torch.cuda.is_available()
+    sparsities = args.sparsities or (whole.sparsities if gpu else [0.8])
+    arms = args.arms or (whole.arms if gpu else [DENSE, whole.baseline])
+    data = Data(validation=0.1 if args.split == "validation" else 0.0)
+    training = Training(epochs=args.epochs)
     found: dict[str, tuple[str, Experiment]] = {}
     for seed in args.seeds:
-        for sparsity in args.sparsities:
-            for arm in args.arms:
-                method, settings = ARMS[arm]
-                base = Experiment(args.dataset, args.network, seed=seed, training=Training(epochs=args.epochs))
+        base = Experiment(args.dataset, args.network, seed=seed, data=data, training=training)
+        for sparsity in sparsities:
+            for arm in arms:
+                method, settings = whole.arms[arm]
                 given = {"method": method, "sparsity": sparsity, "score_batch_size": args.score_batch, **settings}
                 one = changed(base, **given)
                 found.setdefault(one.identity, (arm, one))
@@ -86,55 +137,133 @@ def measure(args, done: set[str], out: Path) -> list[dict]:
             print(f"{len(left) - first} runs are left; a group takes {longest:.0f} s, and {spent:.0f} are spent")
             break
         group, start = left[first : first + args.together], time.perf_counter()
-        run_many([one for _, one in group], args.folder, device, tell(start), together=args.together, options=options)
+        told = tell(start, results=args.split == "test")
+        results = run_many(
+            [one for _, one in group], args.folder, device, told, together=args.together, options=options
+        )
         longest = max(longest, time.perf_counter() - start) if first else time.perf_counter() - start
-        mine = {one.identity: (arm, one) for arm, one in group}
+        rows = {row.run: row for row in load(args.folder)}
         new = [
-            {**asdict(row), "arm": mine[row.run][0], "experiment": mine[row.run][1].to_dict(), "folder": ""}
-            for row in load(args.folder)
-            if row.run in mine
+            {"table": args.table, "split": args.split, **line_of(arm, rows[one.identity], result)}
+            for (arm, one), result in zip(group, results, strict=True)
+            if one.identity in rows  # what another process is at work on has none yet
         ]
         with out.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in new)
         lines += new
         for line in new:
-            result = line["error"] or f"{100 * line['accuracy']:.2f} %"
+            result = line["error"] or f"{100 * line['accuracy']:.2f} %{smaller(line['sizes'])}"
             print(f"{line['arm']:<42}{100 * line['sparsity']:>6.1f} %  seed {line['seed']}  {result}", flush=True)
     return lines
 
 
-def tell(start: float):
-    """Print how a group goes, at most every twenty seconds."""
+def line_of(arm: str, row: Row, result: RunResult) -> dict:
+    """A run as it is written down. Where images were held out, its figures are of them and none are of the test."""
+    one = result.experiment
+    line = {**asdict(row), "arm": arm, "experiment": one.to_dict(), "folder": ""}
+    line["sizes"] = {name: result.sizes[name] for name in SIZES if name in result.sizes}
+    if one.data.validation:
+        line |= {"accuracy": result.epochs[-1]["validation"] if row.error is None else None, "loss": None}
+    return line
+
+
+def smaller(sizes: dict[str, Any]) -> str:
+    """How small the network is that was trained, in words; nothing where it is as large as before."""
+    if not _shrunk(sizes):
+        return ""
+    parameters, flops = sizes["trained_parameters"], sizes["trained_flops"]
+    return (
+        f"  {parameters:,} parameters ({100 * parameters / sizes['parameters']:.2f} %)"
+        f"  {flops / 1e6:.1f} MFLOPs ({100 * flops / sizes['flops']:.2f} %)"
+    )
+
+
+def tell(start: float, results: bool = True):
+    """Print how a group goes, at most every twenty seconds; without `results`, no accuracy on the test images."""
     last = start
 
     def told(done: float, total: int, text: str) -> None:
         nonlocal last
         if time.perf_counter() - last > 20:
             last = time.perf_counter()
-            print(f"  [{last - start:.0f} s] {done:.2f} of {total} runs; {text}", flush=True)
+            print(f"  [{last - start:.0f} s] {done:.2f} of {total} runs{f'; {text}' if results else ''}", flush=True)
 
     return told
 
 
-def table(lines: list[dict]) -> str:
-    """Mean, deviation and number of runs of every arm and sparsity, and the difference to SNIP, paired by seed."""
+def table(lines: Sequence[dict], baseline: str) -> str:
+    """Mean, deviation and number of runs of every arm and sparsity, and the difference to `baseline`, paired by seed;
+    of what was trained smaller, its mean parameters and FLOPs too. A table a network, number of epochs and split."""
+    found = []
+    for title, rows in _setups(lines):
+        sizes = {line["run"]: line.get("sizes", {}) for line in lines}
+        compared = baseline if any(row.method == baseline for row in rows) else None
+        shown = []
+        for cell in means(rows, compared):
+            arm, share = cell["method"], cell["sparsity"]
+            said = {"arm": arm, "sparsity %": "-" if share is None else f"{100 * share:g}"}
+            said |= {"mean %": _percent(cell["mean"]), "sd": _percent(cell["sd"])}
+            said |= {"n": cell["n"], "failed": cell["failed"]}
+            if compared is not None:
+                said[f"minus {compared}"] = "" if cell["difference"] is None else f"{100 * cell['difference']:+.2f}"
+                said["verdict"] = cell["verdict"] or ""
+            if any(_shrunk(sizes[row.run]) for row in rows):
+                these = [row.run for row in rows if row.method == arm and share in (None, row.sparsity)]
+                said |= _mean_sizes([sizes[run] for run in these if sizes[run]])
+            shown.append(said)
+        found.append(f"{title}\n{show_table(shown)}")
+    return "\n\n".join(found) or "nothing is measured yet"
+
+
+def densities(lines: Sequence[dict], arms: Sequence[str] | None = None, shares: Sequence[float] | None = None) -> str:
+    """How many weights each layer keeps, the mean of the runs; a table a sparsity, of all `arms` or of these."""
+    by_run, found = {line["run"]: line for line in lines}, []
+    for title, rows in _setups(lines):
+        pruned = [row for row in rows if row.layers and (not arms or row.method in arms)]
+        for share in sorted({row.sparsity for row in pruned if not shares or row.sparsity in shares}):
+            here = [row for row in pruned if row.sparsity == share]
+            weights = _weights(by_run[here[0].run])
+            cells: dict[str, dict[str, float]] = {}
+            for arm in dict.fromkeys(row.method for row in here):
+                kept = [row.layers for row in here if row.method == arm]
+                cells[f"{arm} ({len(kept)})"] = {
+                    layer: fmean(one.get(layer, 1.0) * size for one in kept) for layer, size in weights.items()
+                }
+            shown = [
+                {"layer": layer, "weights": size, **{arm: f"{cell[layer]:.0f}" for arm, cell in cells.items()}}
+                for layer, size in weights.items()
+            ]
+            every = {arm: f"{sum(cell.values()):.0f}" for arm, cell in cells.items()}
+            shown.append({"layer": "all", "weights": sum(weights.values()), **every})
+            found.append(f"{title}, {100 * share:g} % sparse: weights kept, mean of (n) runs\n{show_table(shown)}")
+    return "\n\n".join(found) or "no pruned network is measured yet"
+
+
+def _setups(lines: Sequence[dict]) -> list[tuple[str, list[Row]]]:
+    """Rows that can be compared, and what they have in common, in words. An arm is a method of its own."""
     names = {one.name for one in fields(Row)}
-    known = [{key: value for key, value in line.items() if key in names} for line in lines]
-    rows = [
-        Row(**{**one, "method": line["arm"], "check": "", "setup": ""}) for one, line in zip(known, lines, strict=True)
-    ]
-    if not rows:
-        return "nothing is measured yet"
-    baseline = "snip" if any(row.method == "snip" for row in rows) else None
-    shown = []
-    for row in means(rows, baseline):
-        said = {"arm": row["method"], "sparsity %": "-" if row["sparsity"] is None else f"{100 * row['sparsity']:g}"}
-        said |= {"mean %": _percent(row["mean"]), "sd": _percent(row["sd"]), "n": row["n"], "failed": row["failed"]}
-        if baseline is not None:
-            said["minus snip"] = "" if row["difference"] is None else f"{100 * row['difference']:+.2f}"
-            said["verdict"] = row["verdict"] or ""
-        shown.append(said)
-    return show_table(shown)
+    named: list[dict[str, Any]] = [{**line, "method": line["arm"], "check": ""} for line in lines]
+    rows = [Row(**{key: value for key, value in line.items() if key in names}) for line in named]
+    return [(f"{network}, {dataset}, {setup}", here) for (dataset, network, setup), here in setups_of(rows).items()]
+
+
+def _weights(line: dict) -> dict[str, int]:
+    """{layer: how many weights it has} of a line's network."""
+    sizes = line.get("sizes", CIFAR10)
+    model = network(Experiment.from_dict(line["experiment"]), sizes["num_classes"], sizes["image"][0])
+    return {name: weight.numel() for name, weight in prospr.prunable(model).items()}
+
+
+def _shrunk(sizes: dict[str, Any]) -> bool:
+    return bool(sizes) and sizes["trained_parameters"] < sizes["parameters"]
+
+
+def _mean_sizes(sizes: Sequence[dict[str, Any]]) -> dict[str, str]:
+    if not sizes:
+        return dict.fromkeys(("parameters", "parameters %", "MFLOPs", "FLOPs %"), "")
+    parameters, flops = (fmean(one[f"trained_{name}"] for one in sizes) for name in ("parameters", "flops"))
+    said = {"parameters": f"{parameters:.0f}", "parameters %": _percent(parameters / sizes[0]["parameters"])}
+    return said | {"MFLOPs": f"{flops / 1e6:.1f}", "FLOPs %": _percent(flops / sizes[0]["flops"])}
 
 
 def _percent(share: float | None) -> str:
@@ -143,14 +272,22 @@ def _percent(share: float | None) -> str:
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
     gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--arms", nargs="+", default=list(ARMS) if gpu else ["dense", "snip"], choices=ARMS)
-    shares = [0.982, 0.956, 0.893, 0.972, 0.738] if gpu else [0.8]
-    parser.add_argument("--sparsities", nargs="+", type=float, default=shares)
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n    python")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--table", default="resnet20", choices=TABLES)
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="by default all of the table")
+    parser.add_argument("--sparsities", nargs="+", type=float, help="by default those of the table")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2] if gpu else [0])
     parser.add_argument("--epochs", type=int, default=200 if gpu else 2)
+    parser.add_argument(
+        "--split",
+        default="test",
+        choices=("test", "validation"),
+        help="judge by the test images, or by a tenth of the training images that is not trained on",
+    )
     parser.add_argument("--dataset", default="cifar10" if gpu else "digits")
-    parser.add_argument("--network", default="resnet20" if gpu else "small_convnet")
+    parser.add_argument("--network", help="by default the table's")
     parser.add_argument("--score-batch", type=int, default=512 if gpu else 128)
     parser.add_argument("--root", help="where data sets lie")
     parser.add_argument("--folder", default="runs/fair", help="where the runs lie")
@@ -160,7 +297,19 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--group-minutes", type=float, default=0.0, help="what the first group is thought to take")
     parser.add_argument("--out", default="fair.jsonl", help="a line of JSON a run is added to this file")
     parser.add_argument("--show", action="store_true", help="print the table of the file and run nothing")
-    return parser.parse_args(sys.argv[1:] if words is None else words)
+    parser.add_argument(
+        "--densities",
+        action="store_true",
+        help="with --show: how many weights the layers keep, of --arms and --sparsities where given",
+    )
+    args = parser.parse_args(sys.argv[1:] if words is None else words)
+    args.network = args.network or (TABLES[args.table].network if gpu else "small_convnet")
+    unknown = [arm for arm in args.arms or () if arm not in TABLES[args.table].arms]
+    if unknown:
+        parser.error(f"--arms {unknown[0]!r}: table {args.table} has {', '.join(map(repr, TABLES[args.table].arms))}")
+    if args.densities and not args.show:
+        parser.error("--densities goes with --show")
+    return args
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@
 DIR holds cifar-10-batches-bin. Every variant starts from the same weights and sees the same images in the same order,
 seed by seed. Several processes score while one trains, `--together` at a time; a line a run is written as it ends. On a
 GPU 30 epochs take about 7 s a run; without one it is a small version on the embedded digits that shows it works.
+
+What `prospr run` has settings for can be tried by `fair.py --split validation` too; here are scores of one's own.
 """
 
 import argparse

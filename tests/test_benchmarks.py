@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from prospr.lab.experiment import Experiment
+from prospr.lab.runs.folder import find_run
 from prospr.lab.runs.making import check
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -59,11 +61,100 @@ def test_runs_that_have_a_line_are_not_run_again(fair, tmp_path, capsys):
     assert f"{100 * next(one['accuracy'] for one in lines if one['arm'] == 'snip'):.2f}" in shown
 
 
-def test_every_arm_is_an_experiment(fair):
-    wanted = fair.wanted(fair._arguments(["--arms", *fair.ARMS]))
-    assert len({one.identity for _, one in wanted}) == len(fair.ARMS)
+@pytest.mark.parametrize("table", ["resnet20", "vgg16", "structured"])
+def test_every_arm_is_an_experiment(fair, table):
+    whole = fair.TABLES[table]
+    assert whole.baseline in whole.arms
+    shares = map(str, whole.sparsities)
+    options = ["--table", table, "--dataset", "cifar10", "--network", whole.network, "--seeds", "0", "1"]
+    wanted = fair.wanted(fair._arguments([*options, "--arms", *whole.arms, "--sparsities", *shares]))
+    pruned = len(whole.arms) - 1  # a dense network is the same at every sparsity
+    assert len({one.identity for _, one in wanted}) == 2 * (pruned * len(whole.sparsities) + 1)
     for _, one in wanted:
         check(one)
+
+
+def test_channels_are_taken_out_before_the_training(fair, tmp_path, capsys):
+    out = tmp_path / "fair.jsonl"
+    options = ["--folder", str(tmp_path / "runs"), "--out", str(out), "--epochs", "1", "--sparsities", "0.8"]
+    options += ["--dataset", "digits", "--network", "small_convnet", "--score-batch", "128", "--seeds", "0"]
+    arms = ["dense", "3sp", "prospr, channels", "3sp + rescale", "3sp + reinit", "random, channels"]
+    fair.main(["--table", "structured", *options, "--arms", *arms[:2]])
+    first = out.read_text()
+    fair.main(["--table", "structured", *options, "--arms", *arms])
+    assert out.read_text().startswith(first)
+    lines = {line["arm"]: line for line in map(json.loads, out.read_text().splitlines())}
+    assert list(lines) == arms
+    for arm, line in lines.items():
+        sizes = line["sizes"]
+        assert (sizes["parameters"], line["table"], line["error"]) == (16_794, "structured", None)
+        left, flops = sizes["trained_parameters"] / sizes["parameters"], sizes["trained_flops"] / sizes["flops"]
+        assert left == flops == 1 if arm == "dense" else 0.17 < left <= 0.2 and flops < 0.4
+    assert lines["3sp"]["layers"] == lines["3sp + reinit"]["layers"] != lines["random, channels"]["layers"]
+    assert len({line["accuracy"] for line in lines.values()}) > 3  # other weights, other channels
+    capsys.readouterr()
+    fair.main(["--table", "structured", "--out", str(out), "--show"])
+    shown = capsys.readouterr().out
+    assert "minus 3sp" in shown
+    assert f"{100 * lines['3sp']['sizes']['trained_flops'] / lines['3sp']['sizes']['flops']:.2f}" in shown
+    fair.main(["--table", "vgg16", *options, "--arms", "dense", "snip"])  # in the same file, a table of its own
+    shown = capsys.readouterr().out
+    assert "minus snip" in shown
+    assert "3sp" not in shown
+    assert [json.loads(line)["arm"] for line in out.read_text().splitlines()[6:]] == ["dense", "snip"]
+    with pytest.raises(SystemExit):
+        fair.main(["--table", "vgg16", *options, "--arms", "3sp"])
+    assert "table vgg16 has 'dense', 'snip'" in capsys.readouterr().err
+
+
+def test_settings_are_chosen_by_images_held_out(fair, tmp_path, capsys):
+    out, folder = tmp_path / "fair.jsonl", tmp_path / "runs"
+    options = ["--folder", str(folder), "--out", str(out), "--epochs", "1", "--sparsities", "0.8", "--seeds", "0"]
+    options += ["--dataset", "digits", "--network", "small_convnet", "--score-batch", "128", "--arms", "snip"]
+    fair.main([*options, "--split", "validation"])
+    (line,) = map(json.loads, out.read_text().splitlines())
+    result = find_run(line["run"], folder).result()
+    assert line["accuracy"] == result.epochs[-1]["validation"] != result.figure
+    assert line["loss"] is None
+    assert line["experiment"]["data"]["validation"] == 0.1
+    fair.tell(start=-100.0, results=False)(1.0, 1, f"snip: accuracy {100 * result.figure:.2f} %")
+    shown = capsys.readouterr().out
+    assert "1.00 of 1 runs" in shown
+    assert f"{100 * result.figure:.2f}" not in shown  # the test images are not told of
+    fair.main(options)
+    other = json.loads(out.read_text().splitlines()[1])
+    assert (other["split"], other["accuracy"]) == ("test", find_run(other["run"], folder).result().figure)
+    capsys.readouterr()
+    fair.main(["--out", str(out), "--show"])
+    tables = capsys.readouterr().out.split("\n\n")  # they are never taken together
+    assert [f"{100 * one['accuracy']:.2f}" in shown for one in (line, other) for shown in tables] == [1, 0, 0, 1]
+
+
+def test_weights_kept_are_counted_layer_by_layer(fair, tmp_path, capsys):
+    layers = dict.fromkeys(("conv1.weight", "conv2.weight", "conv3.weight", "conv4.weight", "fc.weight"), 0.0)
+    experiment = Experiment("digits", "small_convnet").to_dict()
+    sizes = {"image": [1, 8, 8], "num_classes": 10}
+    same = {"experiment": experiment, "sizes": sizes, "dataset": "digits", "network": "small_convnet", "sparsity": 0.9}
+    lines = [
+        {**same, "run": "a", "arm": "snip", "method": "snip", "seed": 0, "layers": {**layers, "conv2.weight": 0.25}},
+        {**same, "run": "b", "arm": "snip", "method": "snip", "seed": 1, "layers": {**layers, "conv2.weight": 0.5}},
+        {**same, "run": "c", "arm": "erk", "method": "erk", "seed": 0, "layers": {**layers, "conv1.weight": 1.0}},
+        {**same, "run": "d", "arm": "dense", "method": "dense", "seed": 0, "sparsity": 0.0, "layers": {}},
+        {**same, "run": "e", "arm": "grasp", "method": "grasp", "seed": 0, "layers": {}, "error": "cut", "sizes": {}},
+    ]
+    out = tmp_path / "fair.jsonl"
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    fair.main(["--out", str(out), "--show", "--densities"])
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[2:]}
+    assert rows["conv1.weight"] == ["144", "0", "144"]
+    assert rows["conv2.weight"] == ["2304", "864", "0"]  # (576 + 1152) / 2
+    assert rows["all"] == ["16592", "864", "144"]
+    fair.main(["--out", str(out), "--show", "--densities", "--arms", "erk"])
+    assert "snip" not in capsys.readouterr().out
+    fair.main(["--out", str(out), "--show", "--densities", "--sparsities", "0.5"])
+    assert "no pruned network" in capsys.readouterr().out
+    before = {"experiment": Experiment("cifar10", "resnet20").to_dict()}  # a line that does not say its image's size
+    assert fair._weights(before)["conv1.weight"] == 3 * 16 * 9
 
 
 def test_every_variant_is_measured_and_written(channels, tmp_path, capsys):
