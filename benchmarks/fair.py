@@ -17,36 +17,45 @@ has the experiment, so `prospr run` makes any of them again. Networks of the str
 """
 
 import argparse
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 from harness import machine
+from torch import multiprocessing
 
 import prospr
 from prospr.lab.experiment import DENSE, Data, Experiment, Training
 from prospr.lab.grid import changed
 from prospr.lab.results import Row, load, means, setups_of
-from prospr.lab.run import Options, RunResult, choose_device, run_many
-from prospr.lab.runs.making import network
+from prospr.lab.run import FAILURES, Options, RunResult, choose_device, run_many
+from prospr.lab.runs.files import locked
+from prospr.lab.runs.folder import RunFolder
+from prospr.lab.runs.making import Loader, network
+from prospr.lab.runs.work import Work
 from prospr.lab.show import show_table
 
 BALANCED = {"scope": "balanced", "rounds": 20, "redraw": True}
+SPREAD = {**BALANCED, "scope": "spread"}
 ARMS: dict[str, tuple[str, dict]] = {
     "dense": (DENSE, {}),
     "snip": ("snip", {}),
     "synflow": ("synflow", {}),
     "ntk-sap": ("ntk-sap", {}),
     "prospr, balanced, redrawn": ("prospr", BALANCED),
+    "prospr, spread, redrawn": ("prospr", SPREAD),
     "prospr, balanced, redrawn, M=10": ("prospr", {**BALANCED, "steps": 10}),
     "snip, balanced, redrawn": ("snip", {**BALANCED, "rounds": 60}),
-    "random, balanced": ("random", {"scope": "balanced", "rounds": 100, "redraw": True}),
+    "random, balanced": ("random", {**BALANCED, "rounds": 100}),
+    "random, spread": ("random", {**SPREAD, "rounds": 100}),
     "erk": ("erk", {}),
     "grasp": ("grasp", {}),
     "force": ("force", {}),
@@ -137,6 +146,9 @@ def measure(args, done: set[str], out: Path) -> list[dict]:
             print(f"{len(left) - first} runs are left; a group takes {longest:.0f} s, and {spent:.0f} are spent")
             break
         group, start = left[first : first + args.together], time.perf_counter()
+        if args.scorers > 1:
+            score_first([one for _, one in group], args)
+            print(f"  [{time.perf_counter() - start:.0f} s] scored by {args.scorers} processes", flush=True)
         told = tell(start, results=args.split == "test")
         results = run_many(
             [one for _, one in group], args.folder, device, told, together=args.together, options=options
@@ -155,6 +167,22 @@ def measure(args, done: set[str], out: Path) -> list[dict]:
             result = line["error"] or f"{100 * line['accuracy']:.2f} %{smaller(line['sizes'])}"
             print(f"{line['arm']:<42}{100 * line['sparsity']:>6.1f} %  seed {line['seed']}  {result}", flush=True)
     return lines
+
+
+def score_first(group: Sequence[Experiment], args) -> None:
+    """Score the group's runs in processes side by side; `run_many` finds their masks, and the errors once more."""
+    context = multiprocessing.get_context("spawn")
+    todo = [one for one in group if one.method != DENSE]
+    with context.Pool(min(args.scorers, len(todo) or 1)) as pool:
+        pool.map(partial(_score, folder=args.folder, root=args.root), todo, chunksize=1)
+
+
+def _score(one: Experiment, folder: str, root: str | None) -> None:
+    torch.set_num_threads(1)
+    place = RunFolder(one, folder)
+    place.path.mkdir(parents=True, exist_ok=True)
+    with locked(place.lock, wait=True), contextlib.suppress(*FAILURES):
+        Work(place, Loader(choose_device(None), root), Options(root=root)).prepare()
 
 
 def line_of(arm: str, row: Row, result: RunResult) -> dict:
@@ -292,6 +320,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--root", help="where data sets lie")
     parser.add_argument("--folder", default="runs/fair", help="where the runs lie")
     parser.add_argument("--together", type=int, default=8, help="on a GPU, runs trained side by side")
+    parser.add_argument("--scorers", type=int, default=1, help="processes that score a group's runs before it trains")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no group that would end later")
     parser.add_argument("--group-minutes", type=float, default=0.0, help="what the first group is thought to take")

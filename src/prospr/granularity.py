@@ -61,7 +61,7 @@ class Channels:
     per_flop: bool = False
 
     def __post_init__(self) -> None:
-        if self.scope in ("balanced", "erk"):
+        if self.scope in ("balanced", "spread", "erk"):
             raise SettingError(f"scope={self.scope!r} is for single weights; for channels use 'global' or 'layer'")
         self.groups.require()  # before the scoring, not after it
 

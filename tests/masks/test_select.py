@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import prospr
 from prospr.errors import ScoreError, SettingError, ZeroScoreWarning
-from prospr.masks.select import select_among
+from prospr.masks.select import _evening, select_among
 
 select = prospr.select
 shapes = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5)
@@ -192,13 +192,39 @@ def test_balanced_ranks_shares_of_layers():
     assert masks["b"].tolist() == [True, False, False]
 
 
-def test_balanced_with_a_layer_that_scores_nothing():
-    scores = {"a": torch.zeros(3), "b": torch.tensor([1.0, 2.0])}
-    assert select(scores, 0.6, scope="balanced")["b"].all()
+def test_spread_gives_every_channel_its_share():
+    """By hand: scaling rows and columns to equal totals, (9 1 | 1 1) becomes (3 1 | 1 3) / 8, all times a constant."""
+    scores = {"w": torch.tensor([[9.0, 1.0], [1.0, 1.0]])}
+    assert select(scores, 0.5, scope="balanced")["w"].tolist() == [[True, True], [False, False]]
+    assert select(scores, 0.5, scope="spread")["w"].tolist() == [[True, False], [False, True]]
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 3)])
+def test_spread_scores_have_equal_totals(shape):
+    scores = torch.rand(shape, dtype=torch.float64) ** 4 * torch.rand(shape[0], *[1] * (len(shape) - 1)) ** 4
+    even = (scores * _evening(scores, sweeps=500)).reshape(6, 5, -1).sum(2)
+    for dim in (0, 1):
+        totals = even.sum(dim)
+        torch.testing.assert_close(totals, totals.mean().expand_as(totals))
+
+
+def test_spread_in_rounds_leaves_no_channel_without_weights():
+    """Scores of one loud output: as shares of the layer it takes all that is kept, spread it takes its part."""
+    scores = torch.rand(8, 8, generator=torch.Generator().manual_seed(0))
+    scores[0] += 10
+    kept = {scope: select({"w": scores}, 0.75, scope=scope)["w"] for scope in ("balanced", "spread")}
+    assert kept["balanced"].any(1).sum() < 8
+    assert kept["spread"].any(1).all()
+
+
+@pytest.mark.parametrize("scope", ["balanced", "spread"])
+def test_shares_with_a_layer_that_scores_nothing(scope):
+    scores = {"a": torch.zeros(3), "b": torch.tensor([1.0, 2.0]), "c": torch.zeros(2, 2)}
+    assert select(scores, 7 / 9, scope=scope)["b"].all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("scope", ["global", "balanced", "layer", "erk"])
+@pytest.mark.parametrize("scope", ["global", "balanced", "spread", "layer", "erk"])
 def test_scores_that_are_not_finite(bad, scope):
     scores = {"conv1.weight": torch.rand(3, 3), "conv2.weight": torch.rand(4)}
     scores["conv2.weight"][1:3] = bad
@@ -264,7 +290,7 @@ def test_a_floor_that_is_not_a_count(floor):
 
 
 def test_an_unknown_scope():
-    with pytest.raises(SettingError, match=r"scope='uniform': use 'global', 'balanced', 'layer' or 'erk'"):
+    with pytest.raises(SettingError, match=r"scope='uniform': use 'global', 'balanced', 'spread', 'layer' or 'erk'"):
         select({"w": torch.rand(4)}, 0.5, scope="uniform")
 
 

@@ -20,7 +20,7 @@ from prospr.meta.ranks import Ranks, Team, joined
 
 __all__ = ["Scope", "check_sparsity", "erk_densities", "select", "select_among", "select_shards"]
 
-Scope = Literal["global", "balanced", "layer", "erk"]
+Scope = Literal["global", "balanced", "spread", "layer", "erk"]
 
 
 def select(
@@ -34,8 +34,10 @@ def select(
     """Keep the weights of the highest score.
 
     scope: "global" (one threshold for the network), "balanced" (one threshold for scores as shares of their layer's
-        total: in rounds, layers come to keep about as many weights each), "layer" (the same density in every layer) or
-        "erk" (layer densities by the Erdos-Renyi-Kernel rule: small layers denser). The total is exact in each.
+        total: in rounds, layers come to keep about as many weights each), "spread" (the same, with the scores of a
+        layer scaled so that each of its inputs and each of its outputs has the same total too: no channel takes all),
+        "layer" (the same density in every layer) or "erk" (layer densities by the Erdos-Renyi-Kernel rule: small
+        layers denser). The total is exact in each.
     keep_per_layer: at least so many weights stay in every layer, taken from the others' budget.
     granularity: "weight"; "2:4" and the like (the best n of every m neighbours along a weight's inputs, which fixes the
         sparsity at 1 - n/m); or a block such as (4, 4) of outputs x inputs, kept or pruned whole by its mean score.
@@ -48,7 +50,7 @@ def select(
     """
     check_sparsity(sparsity)
     if scope not in get_args(Scope):
-        raise SettingError(f"scope={scope!r}: use 'global', 'balanced', 'layer' or 'erk'")
+        raise SettingError(f"scope={scope!r}: use 'global', 'balanced', 'spread', 'layer' or 'erk'")
     _check_floor(keep_per_layer)
     kind, first, second = parse(granularity)
     _check(scores)
@@ -61,8 +63,8 @@ def select(
     if kind == "block":
         blocks = select(block_scores(scores, first, second), sparsity, scope=scope, keep_per_layer=keep_per_layer)
         return Masks({name: spread(blocks[name], s.shape, first, second) for name, s in scores.items()})
-    if scope == "balanced":
-        scores, scope = _shares(scores), "global"
+    if scope in ("balanced", "spread"):
+        scores, scope = _shares(scores, scope == "spread"), "global"
     sizes = {name: s.numel() for name, s in scores.items()}
     total = sum(sizes.values())
     kept = max(1, round((1 - sparsity) * total))
@@ -96,12 +98,13 @@ def select_among(
     [False, True, False, True]
     """
     _check(scores)
-    if scope == "balanced" and parse(granularity)[0] == "weight":
-        scores, scope = _shares({name: s * masks[name].to(s.device) for name, s in scores.items()}), "global"
-    left = [s[masks[name].to(s.device)] for name, s in scores.items()]
-    ends = {end.item() for part in left if part.numel() for end in (part.min(), part.max())}
+    if scope in ("balanced", "spread") and parse(granularity)[0] == "weight":
+        left = {name: s * masks[name].to(s.device) for name, s in scores.items()}
+        scores, scope = _shares(left, scope == "spread"), "global"
+    among = [s[masks[name].to(s.device)] for name, s in scores.items()]
+    ends = {end.item() for part in among if part.numel() for end in (part.min(), part.max())}
     wanted = max(1, round((1 - sparsity) * sum(s.numel() for s in scores.values())))
-    if len(ends) == 1 and wanted < sum(part.numel() for part in left):
+    if len(ends) == 1 and wanted < sum(part.numel() for part in among):
         raise ScoreError(f"all weights that are left score {ends.pop():g}, so the scores rank nothing")
     low = min(s.min().item() for s in scores.values())
     ranked = {name: torch.where(masks[name].to(s.device), s, low - abs(low) - 1) for name, s in scores.items()}
@@ -116,14 +119,26 @@ def select_among(
     return select(first, sparsity, granularity=granularity)
 
 
-def _shares(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each layer's scores as shares of their total size; a layer without any is left as it is."""
+def _shares(scores: Mapping[str, Tensor], spread: bool) -> dict[str, Tensor]:
+    """Each layer's scores as shares of their total size, spread over its channels first; one without any stays as is."""
     found = {}
     for name, s in scores.items():
-        total = s.abs().sum(dtype=torch.float64)
         s = s.to(torch.promote_types(s.dtype, torch.float32))  # half precision has too few numbers for shares
+        s = s * _evening(s) if spread and s.dim() > 1 else s
+        total = s.abs().sum(dtype=torch.float64)
         found[name] = s / total.to(s.dtype) if total > 0 else s
     return found
+
+
+def _evening(s: Tensor, sweeps: int = 8) -> Tensor:
+    """A factor for each output and input of a layer, by which their totals become equal; Sinkhorn's iteration."""
+    table = s.abs().double().reshape(s.shape[0], s.shape[1], -1).sum(2)
+    factors = torch.ones_like(table)
+    for _ in range(sweeps):
+        for dim in (0, 1):
+            total = (table * factors).sum(dim, keepdim=True)
+            factors /= torch.where(total > 0, total, 1.0)
+    return (factors / factors.max()).to(s.dtype).reshape(*table.shape, *[1] * (s.dim() - 2))
 
 
 def check_sparsity(sparsity: float) -> None:
