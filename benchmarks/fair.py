@@ -44,30 +44,29 @@ from prospr.lab.runs.work import Work
 from prospr.lab.show import show_table
 
 BALANCED = {"scope": "balanced", "rounds": 20, "redraw": True}
-SPREAD = {**BALANCED, "scope": "spread"}
 ARMS: dict[str, tuple[str, dict]] = {
     "dense": (DENSE, {}),
+    "prospr": ("prospr", BALANCED),  # its defaults, said
     "snip": ("snip", {}),
-    "synflow": ("synflow", {}),
     "ntk-sap": ("ntk-sap", {}),
-    "prospr, balanced, redrawn": ("prospr", BALANCED),
-    "prospr, spread, redrawn": ("prospr", SPREAD),
-    "prospr, balanced, redrawn, M=10": ("prospr", {**BALANCED, "steps": 10}),
-    "snip, balanced, redrawn": ("snip", {**BALANCED, "rounds": 60}),
-    "random, balanced": ("random", {**BALANCED, "rounds": 100}),
-    "random, spread": ("random", {**SPREAD, "rounds": 100}),
-    "erk": ("erk", {}),
+    "synflow": ("synflow", {}),
     "grasp": ("grasp", {}),
     "force": ("force", {}),
-    "prospr": ("prospr", {}),
-    "prospr, lr 0.1": ("prospr", {"inner_lr": 0.1}),
-    "prospr-published": ("prospr-published", {}),
-    "prospr-iterative": ("prospr-iterative", {}),
+    "random, balanced": ("random", {**BALANCED, "rounds": 100}),
+    "prospr, one shot": ("prospr-one-shot", {}),
+    "snip, balanced, redrawn": ("snip", {**BALANCED, "rounds": 60}),
+    "prospr, M=10": ("prospr", {**BALANCED, "steps": 10}),
+    "erk": ("erk", {}),
     "iter-snip": ("iter-snip", {}),
+    "prospr-iterative": ("prospr-iterative", {}),
+    "prospr, one shot, lr 0.1": ("prospr-one-shot", {"inner_lr": 0.1}),
+    "prospr-published": ("prospr-published", {}),
     "magnitude": ("magnitude", {}),
     "random": ("random", {}),
-    "prospr, balanced, redrawn: shuffled": ("prospr", {**BALANCED, "check": "shuffled"}),
-    "prospr, balanced, redrawn: other weights": ("prospr", {**BALANCED, "check": "redrawn"}),
+    "prospr: shuffled": ("prospr", {**BALANCED, "check": "shuffled"}),
+    "prospr: other weights": ("prospr", {**BALANCED, "check": "redrawn"}),
+    "prospr, spread": ("prospr", {**BALANCED, "scope": "spread"}),
+    "random, spread": ("random", {**BALANCED, "scope": "spread", "rounds": 100}),
 }
 
 CHECKS = [arm for arm, (_, settings) in ARMS.items() if "check" in settings]

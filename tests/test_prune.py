@@ -36,7 +36,11 @@ def test_every_method_by_name(method):
         assert sum(p.numel() for p in prospr.shrink(model, masks, MLP.batches(1)[0][0]).parameters()) == 11
         return
     assert (masks.kept, masks.total) == (14, 56)
-    if chosen.rule.rounds == 1:
+    if chosen.once is not None:
+        scores = prospr.score(MLP.model(), MLP.batches(10), method=method)
+        expected = prospr.score(MLP.model(), MLP.batches(10), method=chosen.once)
+        assert all(torch.equal(scores[name], expected[name]) for name in expected)
+    elif chosen.rule.rounds == 1:
         scores = prospr.score(MLP.model(), MLP.batches(10), method=method)
         assert masks == prospr.select(scores, 0.75, scope=chosen.scope)
     else:
@@ -131,7 +135,7 @@ def test_an_eval_model_comes_back_in_eval_mode():
 
 
 def test_no_more_batches_are_read_than_needed():
-    for method, count in (("snip", 1), (ProsPr(steps=2, lr=0.1), 3), ("prospr", 4), ("prospr-first", 4)):
+    for method, count in (("snip", 1), (ProsPr(steps=2, lr=0.1), 3), ("prospr-one-shot", 4), ("prospr-first", 4)):
         read = []
 
         def batches(read=read):
@@ -142,6 +146,28 @@ def test_no_more_batches_are_read_than_needed():
         by_generator = prospr.prune(MLP.model(), batches(), 0.5, method=method)
         assert len(read) == count
         assert by_generator == prospr.prune(MLP.model(), MLP.batches(count), 0.5, method=method)
+
+
+def test_the_default_is_in_rounds():
+    """20 rounds, balanced, redrawn: with all of that said, the same masks; and 80 batches are read."""
+    said = prospr.Iterative(ProsPr(steps=3), rounds=20, redraw=True)
+    read = []
+    by_generator = prospr.prune(MLP.model(), (read.append(b) or b for b in MLP.batches(100)), 0.5)
+    assert len(read) == 80
+    assert by_generator == prospr.prune(MLP.model(), MLP.batches(100), 0.5, method=said, scope="balanced")
+    assert by_generator != prospr.prune(MLP.model(), MLP.batches(100), 0.5, method="prospr-one-shot")
+
+
+def test_batches_that_can_be_read_once_end_in_a_later_round():
+    with pytest.raises(prospr.errors.BatchError, match=r"round 2 of 20: .*read once; pass a list or a loader"):
+        prospr.prune(MLP.model(), iter(MLP.batches(4)), 0.5)
+
+
+@pytest.mark.parametrize("granularity", ["channel", "2:4", (2, 2)])
+def test_what_goes_whole_goes_in_one_shot(granularity):
+    how = {"granularity": granularity, "sparsity": 0.5}
+    once = prospr.prune(MLP.model(), MLP.batches(4), method="prospr-one-shot", **how)
+    assert prospr.prune(MLP.model(), MLP.batches(4), **how) == once
 
 
 def test_batches_of_any_form():

@@ -47,6 +47,7 @@ def score(
     """What every prunable weight is worth, as {parameter name: tensor of its shape}. The model is not changed.
 
     batches: any iterable of batches, such as a DataLoader; as many are read as the method needs.
+    method: by default ProsPr, which scores once here.
     loss: `loss(model, batch) -> scalar tensor`; cross-entropy of (inputs, targets) by default.
     prunable: which parameters; see `prospr.prunable`.
     granularity, example: "channel" for one score a group of channels, as {set of channels: tensor}; see `prospr.prune`.
@@ -58,7 +59,7 @@ def score(
     FSDP2's fully_shard has sharded is scored as it lies, with scores that are shards too; see docs/scale.md.
     """
     model = unwrap(model)
-    chosen = find(method)
+    chosen = find(method).in_one_shot()
     if chosen.rule.rounds > 1:
         raise SettingError(
             f"method={method!r} scores anew in each of its {chosen.rule.rounds} rounds, so it has no one score; "
@@ -99,6 +100,8 @@ def prune(
     """Prune `model` in place before it is trained; it stays sparse while it trains. Returns the masks.
 
     sparsity: the share of prunable weights that go, 0.95 for 95 %.
+    method: "prospr" scores 20 times, each time with the initial weights of every layer in another order, so it is for
+        networks that are not trained yet. For weights that are, use "prospr-one-shot". See `prospr.methods()`.
     scope, keep_per_layer, granularity: see `prospr.select`; the method says which by default.
     granularity="channel": whole channels go, with every weight, bias and norm parameter that belongs to them, so that
         `prospr.shrink` can make the network smaller. `sparsity` is then the share of the network's `budget`
@@ -121,7 +124,9 @@ def prune(
     plain = unwrap(model)
     chosen = find(method)
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
-        scope, granularity = scope or chosen.scope, granularity or chosen.granularity
+        granularity = granularity or chosen.granularity
+        chosen = chosen.suited(granularity)
+        scope = scope or chosen.scope
         if is_sharded(plain):
             problem = _problem(plain, batches, loss, prunable, seed, None)
             masks = prune_shards(problem, sparsity, chosen, scope, keep_per_layer, granularity, ranks)

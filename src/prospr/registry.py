@@ -1,6 +1,6 @@
 """The registry: names of methods, each a product of a score and how it is used."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prospr.errors import SettingError
 from prospr.masks.patterns import Granularity
@@ -20,6 +20,15 @@ class Method:
     granularity: Granularity = "weight"
     reference: str = ""
     cost: str = ""  # in training steps (one forward and backward pass)
+    once: Score | None = None  # in one shot: what prospr.score gives, and what prunes channels, blocks and patterns
+
+    def suited(self, granularity: Granularity) -> "Method":
+        """The method for what goes whole; `score` and `scope` may be for single weights alone."""
+        return self if granularity == "weight" else self.in_one_shot()
+
+    def in_one_shot(self) -> "Method":
+        """The method by the score that it has for that, if it has one."""
+        return self if self.once is None else replace(self, score=self.once, scope="global", once=None)
 
     @property
     def rule(self) -> Iterative:
@@ -28,7 +37,16 @@ class Method:
 
 
 _METHODS = {
-    "prospr": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 15 for the learning rate"),
+    "prospr": Method(
+        Iterative(ProsPr(), rounds=20, redraw=True),
+        scope="balanced",
+        reference="Alizadeh et al., ICLR 2022; here in 20 rounds, layers balanced, weights redrawn",
+        cost="570",
+        once=ProsPr(),
+    ),
+    "prospr-one-shot": Method(
+        ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 15 for the learning rate"
+    ),
     "prospr-first": Method(
         ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 15 for the learning rate"
     ),

@@ -1,11 +1,12 @@
 """When weights are pruned: at once, or in rounds that score again what is left."""
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from prospr.errors import CollapseError, ScoreError, SettingError
+from prospr.errors import BatchError, CollapseError, ScoreError, SettingError, ZeroScoreWarning
 from prospr.granularity import Kind
 from prospr.masks.masks import Masks
 from prospr.scores.base import Problem, Score, Scores
@@ -73,7 +74,18 @@ class Iterative:
                 problem, masks=masks, recover=self.recover, seed=problem.seed + t, density=1 - target, drawn=drawn
             )
             try:
-                masks = kind.select(kind.score(self.score, now), target, None if self.recover else masks)
+                scores = kind.score(self.score, now)
+                with warnings.catch_warnings():
+                    if t + 1 < self.rounds:  # what scores nothing now, and is kept, is scored again
+                        warnings.simplefilter("ignore", ZeroScoreWarning)
+                    masks = kind.select(scores, target, None if self.recover else masks)
+            except BatchError as error:
+                if masks is None:
+                    raise
+                raise BatchError(
+                    f"round {t + 1} of {self.rounds}: {error}. An iterator is read once; pass a list or a loader, "
+                    "which every round can read, or use a method of one round"
+                ) from error
             except ScoreError as error:
                 if masks is None:
                     raise

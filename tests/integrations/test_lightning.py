@@ -129,7 +129,7 @@ def test_same_data_and_masks_that_hold(tmp_path, workers, settings):
     scored = list({tuple(x.flatten().tolist()): x for x in sparse.scored}.values())
     assert len(scored) == 4
     batches = [(x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()) for x in scored]
-    assert prospr.prune(Classifier(), batches, 0.8) == callback.masks  # in full precision
+    assert prospr.prune(Classifier(), batches, 0.8, method="prospr-one-shot") == callback.masks  # in full precision
 
 
 def test_going_on_from_a_checkpoint(tmp_path):

@@ -167,7 +167,7 @@ def twins() -> tuple[nn.Module, nn.Module]:
     return turned, plain
 
 
-@pytest.mark.parametrize("method", ["prospr", "snip", "phew", "synflow", "magnitude"])
+@pytest.mark.parametrize("method", ["prospr-one-shot", "snip", "phew", "synflow", "magnitude"])
 def test_conv1d_is_scored_as_linear(method):
     generator = torch.Generator().manual_seed(2)
     batches = [(torch.randn(8, 6, generator=generator).double(), torch.arange(8) % 3) for _ in range(4)]

@@ -43,7 +43,7 @@ def counted(summary, part):
     }
 
 
-@pytest.mark.parametrize("method", ["prospr", "snip", "grasp", "magnitude", "random", "phew"])
+@pytest.mark.parametrize("method", ["prospr-one-shot", "snip", "grasp", "magnitude", "random", "phew"])
 def test_counts_are_those_of_scores_taken_anew(method):
     parts, masks, summary = scored(method)
     batches = parts.batches(256)

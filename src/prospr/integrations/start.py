@@ -32,7 +32,8 @@ class Start:
     loss: `loss(model, batch)`; by default what the trainer itself minimises.
     batches: what to score on; by default batches of the training data.
     settings: of `prospr.prune`: method, prunable, scope, keep_per_layer, granularity, seed, ... Of many processes the
-        first scores, on its part of the data, and all get its masks; with ranks="auto" they score together.
+        first scores, on its part of the data, and all get its masks; with ranks="auto" they score together. The method
+        is "prospr-one-shot" by default: what a trainer starts from is often pretrained, and "prospr" redraws weights.
 
     masks: those on the model; None before the training begins.
     """
@@ -47,7 +48,8 @@ class Start:
     ) -> None:
         inspect.signature(prune).bind(None, None, sparsity, **settings)  # wrong names are told now, not at the start
         check_sparsity(sparsity)
-        find(settings.get("method", "prospr"))
+        settings = {"method": "prospr-one-shot"} | settings
+        find(settings["method"])
         self.sparsity = sparsity
         self.loss = loss
         self.batches = batches

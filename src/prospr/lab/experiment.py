@@ -17,7 +17,7 @@ from prospr.lab.recipes import Recipe, recipes
 
 __all__ = ["CHECKS", "DENSE", "SCHEMA", "Data", "Experiment", "Pruning", "Training"]
 
-SCHEMA = 1  # of identities and of the files of a run; raise it when the same values come to mean another experiment
+SCHEMA = 2  # of identities and of the files of a run; raise it when the same values come to mean another experiment
 DENSE = "dense"
 AUTO = "auto"
 CHECKS = ("shuffled", "redrawn", "inverted")

@@ -18,6 +18,7 @@ _PRINTED = {
     "prospr": "ProsPr",
     "prospr-first": "ProsPr (first order)",
     "prospr-iterative": "ProsPr (iterative)",
+    "prospr-one-shot": "ProsPr (one shot)",
     "prospr-published": "ProsPr (published code)",
     "snip": "SNIP",
     "snip-mb": "SNIP-MB",

@@ -55,7 +55,7 @@ NETWORKS = {
 }
 METHODS = {
     "Unpruned": DENSE,
-    "ProsPr": "prospr",
+    "ProsPr": "prospr-one-shot",  # the paper's; prospr's own default is in rounds
     "SNIP": "snip",
     "SNIP-MB": "snip-mb",
     "Iter-SNIP": "iter-snip",
@@ -270,7 +270,7 @@ class PaperTable:
             training = replace(training, epochs=int(row.note.partition(" epochs")[0]))
         if dataset == "imagenet":
             network = "torchvision:vgg19_bn" if network == "vgg19" else network
-            if method == "prospr":
+            if method == "prospr-one-shot":
                 method = "prospr-first"
                 steps, batch = (2048, 128) if "vgg" in network else (1024, 256)
                 pruning = replace(pruning, steps=steps, score_batch_size=batch)

@@ -120,7 +120,7 @@ def select_among(
 
 
 def _shares(scores: Mapping[str, Tensor], spread: bool) -> dict[str, Tensor]:
-    """Each layer's scores as shares of their total size, spread over its channels first; one without any stays as is."""
+    """Each layer's scores as shares of their total size, spread over its channels first; one of zeros stays as is."""
     found = {}
     for name, s in scores.items():
         s = s.to(torch.promote_types(s.dtype, torch.float32))  # half precision has too few numbers for shares

@@ -155,7 +155,7 @@ def _named(part: Setup) -> list[Markup]:
 
 def _counted(found: Gathered) -> str:
     states = Counter(record.state for record in found.records)
-    counts = ", ".join(f"{number} {state}" for state, number in states.items())
+    counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     copies = f"; left out, because the same experiment is there twice: {len(found.copies)}" if found.copies else ""
     total = len(found.records)
     return f"{total} {'run' if total == 1 else 'runs'}: {counts}{copies}."

@@ -64,6 +64,8 @@ def method_of(experiment: Experiment) -> Method:
     if experiment.method not in known:
         raise SettingError(f"unknown method {experiment.method!r}; known names: {DENSE}, {', '.join(known)}")
     method = find(experiment.method)
+    granularity = method.granularity if pruning.granularity is None else _granularity(pruning.granularity)
+    method = method.suited(granularity)
     rule = method.rule
     if pruning.weights != "keep" and not pruning.shrink:
         raise SettingError(f"pruning.weights={pruning.weights!r} is for the smaller network; set pruning.shrink")
@@ -88,6 +90,8 @@ def method_of(experiment: Experiment) -> Method:
         rule = replace(rule, score=replace(rule.score, init=partial(initialise, experiment.network_name)))
     if pruning.rounds is not None:
         rule = replace(rule, rounds=pruning.rounds)
+    if pruning.after_training or experiment.training.byol:
+        rule = replace(rule, redraw=False)  # learned weights are not a draw of many
     if pruning.redraw:
         rule = replace(rule, redraw=True)
     if pruning.check == "redrawn" and (pruning.after_training or experiment.training.byol):
@@ -99,7 +103,6 @@ def method_of(experiment: Experiment) -> Method:
                 "it has no one score to invert; use 'shuffled' or 'redrawn'"
             )
         rule = replace(rule, score=Inverted(rule.score))
-    granularity = method.granularity if pruning.granularity is None else _granularity(pruning.granularity)
     if pruning.check == "shuffled" and granularity != "weight":
         raise SettingError(
             f"pruning.check='shuffled' moves single weights, and {granularity} go whole; use 'redrawn' or 'inverted'"
