@@ -104,7 +104,7 @@ def test_channels_are_taken_out_before_the_training(fair, tmp_path, capsys):
     assert [json.loads(line)["arm"] for line in out.read_text().splitlines()[6:]] == ["dense", "snip"]
     with pytest.raises(SystemExit):
         fair.main(["--table", "vgg16", *options, "--arms", "3sp"])
-    assert "table vgg16 has 'dense', 'snip'" in capsys.readouterr().err
+    assert "table vgg16 has 'dense', 'prospr'" in capsys.readouterr().err
 
 
 def test_settings_are_chosen_by_images_held_out(fair, tmp_path, capsys):

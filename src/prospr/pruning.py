@@ -18,7 +18,7 @@ from prospr.layers import inputs_first
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity
 from prospr.masks.reach import reach
-from prospr.masks.select import Scope, check_sparsity
+from prospr.masks.select import Scope, check_floor, check_sparsity
 from prospr.meta.batches import Stream
 from prospr.meta.loss import Call, ModelLoss, call_of, cross_entropy, devices_of, one_sample, replay, unwrap
 from prospr.meta.ranks import Ranks, Team, fingerprints, joined, together
@@ -125,7 +125,7 @@ def prune(
     chosen = find(method)
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
         granularity = granularity or chosen.granularity
-        chosen = chosen.suited(granularity)
+        chosen = chosen.in_one_shot() if is_sharded(plain) else chosen.suited(granularity)
         scope = scope or chosen.scope
         if is_sharded(plain):
             problem = _problem(plain, batches, loss, prunable, seed, None)
@@ -148,6 +148,8 @@ def prune(
                     raise SettingError("budget, round_to and per_flop are for granularity='channel'")
                 _refuse_transposed(plain, problem.names, granularity)
                 kind = Weights(scope, keep_per_layer, granularity)
+                if granularity == "weight":
+                    check_floor({n: w.numel() for n, w in problem.weights().items()}, sparsity, keep_per_layer)
             call = problem.call() if collapse != "ignore" else None
             masks = chosen.rule.masks(problem, sparsity, kind)
             if collapse != "ignore":

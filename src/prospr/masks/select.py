@@ -18,7 +18,7 @@ from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, block_scores, n_of_m, parse, spread
 from prospr.meta.ranks import Ranks, Team, joined
 
-__all__ = ["Scope", "check_sparsity", "erk_densities", "select", "select_among", "select_shards"]
+__all__ = ["Scope", "check_floor", "check_sparsity", "erk_densities", "select", "select_among", "select_shards"]
 
 Scope = Literal["global", "balanced", "spread", "layer", "erk"]
 
@@ -173,12 +173,8 @@ def _global(
     parts = list(scores.values())
     if not floor:
         return dict(zip(scores, largest(parts, kept, team), strict=True))
-    least = {name: min(floor, n) for name, n in sizes.items()}
+    least = _least(sizes, kept, floor)
     total = sum(least.values())
-    if total > kept:
-        raise SettingError(
-            f"keep_per_layer={floor} needs {total} weights, and this sparsity keeps {kept}; lower one of them"
-        )
     secured = [largest([s], least[name], team)[0] for name, s in scores.items()]
     rest = largest(parts, kept - total, team, without=secured)
     return {name: a | b for name, a, b in zip(scores, secured, rest, strict=True)}
@@ -186,12 +182,7 @@ def _global(
 
 def _whole(wanted: Mapping[str, float], sizes: Mapping[str, int], kept: int, floor: int) -> dict[str, int]:
     """Layer densities as whole numbers of weights that add up: largest remainder first, layer order among equals."""
-    least = {name: min(floor, n) for name, n in sizes.items()}
-    if sum(least.values()) > kept:
-        raise SettingError(
-            f"keep_per_layer={floor} needs {sum(least.values())} weights, and this sparsity keeps {kept}; "
-            "lower one of them"
-        )
+    least = _least(sizes, kept, floor)
     exact = {name: wanted[name] * n for name, n in sizes.items()}
     counts = {name: min(sizes[name], max(least[name], math.floor(exact[name] + 1e-9))) for name in sizes}
     while (missing := kept - sum(counts.values())) != 0:
@@ -294,3 +285,20 @@ def select_shards(
 def _check_floor(keep_per_layer: int) -> None:
     if not isinstance(keep_per_layer, int) or keep_per_layer < 0:
         raise SettingError(f"keep_per_layer={keep_per_layer!r}: use a whole number, 0 or more")
+
+
+def check_floor(sizes: Mapping[str, int], sparsity: float, keep_per_layer: int) -> None:
+    """An error where so many weights in every layer are more than the sparsity leaves."""
+    _check_floor(keep_per_layer)
+    _least(sizes, max(1, round((1 - sparsity) * sum(sizes.values()))), keep_per_layer)
+
+
+def _least(sizes: Mapping[str, int], kept: int, floor: int) -> dict[str, int]:
+    """How many weights stay in each layer at least."""
+    least = {name: min(floor, n) for name, n in sizes.items()}
+    total = sum(least.values())
+    if total > kept:
+        raise SettingError(
+            f"keep_per_layer={floor} needs {total} weights, and this sparsity keeps {kept}; lower one of them"
+        )
+    return least

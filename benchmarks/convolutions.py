@@ -1,0 +1,91 @@
+"""3x3 convolutions of few channels, by the lab's kernels and by cuDNN, as ResNet-20 has them at a batch of 256.
+
+    python benchmarks/convolutions.py
+
+Microseconds a call in bfloat16, channels last: alone, and of eight streams at work side by side the time divided by
+eight. `input` and `weight` are the gradients; the lab's gradient of a weight has its parts added up in the time. Needs
+an NVIDIA GPU.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from harness import machine
+from torch.nn import functional as F
+
+from prospr.lab.training.narrow import conv3x3, conv3x3_input, conv3x3_weight
+
+SHAPES = ((3, 16, 32), (16, 16, 32), (32, 32, 16), (64, 64, 8))  # channels in and out, side
+STREAMS, CALLS = 8, 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--out", help="write the rows as JSON to this file")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this compares kernels of an NVIDIA GPU, and there is none here")
+    torch.backends.cudnn.benchmark = True
+    print(f"torch {torch.__version__}, {machine('cuda')}\n")
+    print(f"{'channels':<12}{'pass':<10}{'cuDNN':>9}{'ours':>9}{'cuDNN / 8':>12}{'ours / 8':>11}{'ratio':>8}")
+    rows = []
+    for inputs, outputs, side in SHAPES:
+        x, y = (_random(args.batch, channels, side, side) for channels in (inputs, outputs))
+        weight = _random(outputs, inputs, 3, 3)
+        ways = {
+            "forward": (lambda x=x, w=weight: F.conv2d(x, w, padding=1), lambda x=x, w=weight: conv3x3(x, w)),
+            "input": (_backward(y, x, weight, 0), lambda y=y, w=weight: conv3x3_input(y, w)),
+            "weight": (_backward(y, x, weight, 1), lambda y=y, x=x: conv3x3_weight(y, x).sum(0).to(y.dtype)),
+        }
+        for name, pair in ways.items():
+            if name == "input" and inputs == 3:
+                continue  # images have no gradient
+            times = [_microseconds(call, streams) for streams in (1, STREAMS) for call in pair]
+            rows.append({"channels": [inputs, outputs], "side": side, "pass": name, "us": times})
+            shown = f"{times[0]:>9.1f}{times[1]:>9.1f}{times[2]:>12.1f}{times[3]:>11.1f}{times[3] / times[2]:>8.2f}"
+            print(f"{f'{inputs} to {outputs}':<12}{name:<10}{shown}", flush=True)
+    if args.out:
+        Path(args.out).write_text(json.dumps({"machine": machine("cuda"), "batch": args.batch, "rows": rows}, indent=1))
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+
+
+def _backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, which: int):
+    wanted = [which == 0, which == 1, False]
+    given = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted
+    return lambda: torch.ops.aten.convolution_backward(grad, x, weight, None, *given)
+
+
+@torch.no_grad()
+def _microseconds(call, streams: int) -> float:
+    """Of one call, in a CUDA graph of `CALLS` of them on each of so many streams."""
+    call()
+    torch.cuda.synchronize()
+    graph, beside = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(streams)]
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        for stream in beside:
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                for _ in range(CALLS):
+                    call()
+        for stream in beside:
+            main.wait_stream(stream)
+    graph.replay()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return 1000 * start.elapsed_time(end) / (2 * CALLS * streams)
+
+
+if __name__ == "__main__":
+    main()
