@@ -8,6 +8,7 @@ Nothing is downloaded. What is finished is not run again. torch is imported only
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -31,14 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from prospr.lab.progress import progress_bar
     from prospr.lab.report import report_runs
     from prospr.lab.results import load, write_csv
-    from prospr.lab.run import run_many
+    from prospr.lab.sweep import sweep
 
     # So small a network trains faster on one core than on several, and gives the same numbers on every machine.
     torch.set_num_threads(1)
     wanted = experiments(range(options.seeds), quick=options.quick)
     start = time.perf_counter()
     with progress_bar("training") as progress:
-        results = run_many(wanted, options.out / "runs", "cpu", progress)
+        results = sweep(wanted, options.out / "runs", "cpu", progress, processes=min(2, os.cpu_count() or 1))
     seconds = time.perf_counter() - start
     mine = {one.identity for one in wanted}
     rows = [row for row in load(options.out / "runs") if row.run in mine]
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     result = argparse.ArgumentParser(
         prog="python -m prospr.lab.demo",
-        description="Compare pruning methods on handwritten digits, in about a minute and without a download.",
+        description="Compare pruning methods on handwritten digits, in a minute or two and without a download.",
     )
     result.add_argument("--out", type=Path, default=Path("demo"), help="folder for the report (default: %(default)s)")
     result.add_argument("--seeds", type=_positive, default=3, help="networks per cell (default: %(default)s)")
