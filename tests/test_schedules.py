@@ -11,6 +11,7 @@ from cases import BY_NAME, CASES
 import prospr
 from prospr import Iterative, Magnitude, ProsPr, Random, Score, Snip
 from prospr.errors import CollapseError, ModelError, SettingError
+from prospr.lab.models import build
 from prospr.meta.batches import Stream
 from prospr.meta.loss import called_with
 
@@ -87,6 +88,19 @@ def test_in_balanced_rounds_layers_come_to_keep_as_many_each():
     counts = [int(mask.sum()) for mask in prospr.prune(model, None, 0.97, scope="balanced", **how).values()]
     assert sum(counts) == round(0.03 * 5200)
     assert min(counts) > 0.7 * max(counts)
+
+
+def test_the_default_leaves_no_layer_thin():
+    """98.2 % of a narrow ResNet-20, some 60 weights a layer: others leave some with a handful or fewer."""
+    rng = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(16, 3, 8, 8, generator=rng), torch.randint(0, 10, (16,), generator=rng)) for _ in range(80)]
+    fewest = {}
+    for method in ("prospr", "prospr-one-shot", "snip"):
+        masks = prospr.prune(build("resnet20", seed=0, width=8), batches, 0.982, method=method, collapse="ignore")
+        fewest[method] = min(int(mask.sum()) for mask in masks.values())
+    assert fewest["prospr"] >= 30
+    assert fewest["prospr-one-shot"] < 10
+    assert fewest["snip"] < 10
 
 
 def test_redrawn_rounds_score_the_same_values_in_other_places():
