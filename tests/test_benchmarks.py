@@ -171,7 +171,8 @@ def test_every_variant_is_measured_and_written(channels, tmp_path, capsys):
     assert shrunk["flops"] < 0.6 * dense["flops"]
     assert all(row["n"] == 1 and row["train_ms"] > 0 and row["infer_ms"] > 0 for row in rows.values())
     assert dense["train_ratio"] == 1
-    assert shrunk["train_ratio"] == pytest.approx(dense["train_ms"] / shrunk["train_ms"], rel=1e-3)
+    # Three numbers of four digits each: off by 5e-4 of their size at most.
+    assert shrunk["train_ratio"] == pytest.approx(dense["train_ms"] / shrunk["train_ms"], rel=1.5e-3)
     assert result["pruning"]["resnet18"]["masked and shrunk apart"] < 1e-5
     shown = capsys.readouterr().out
     assert "1.53" in shown  # the paper's ratio at 90 %
