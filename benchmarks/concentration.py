@@ -22,7 +22,7 @@ from prospr.lab.runs.making import Loader, Parts
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--root", help="where data sets lie")
-    parser.add_argument("--methods", nargs="+", default=["snip", "synflow", "prospr"])
+    parser.add_argument("--methods", nargs="+", default=["snip", "synflow", "prospr-one-shot"])
     parser.add_argument("--sparsity", type=float, default=0.956)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

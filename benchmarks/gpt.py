@@ -24,8 +24,8 @@ from prospr.lab.models import build
 MODULES = ("argparse", "typing", "inspect", "doctest", "tarfile", "zipfile", "subprocess", "threading", "unittest.mock")
 ARMS = {
     "dense": None,
-    "prospr": {"method": "prospr"},
-    "prospr, layer": {"method": "prospr", "scope": "layer"},
+    "prospr": {"method": "prospr-one-shot"},
+    "prospr, layer": {"method": "prospr-one-shot", "scope": "layer"},
     "snip": {"method": "snip"},
     "snip, layer": {"method": "snip", "scope": "layer"},
     "magnitude, layer": {"method": "magnitude", "scope": "layer"},

@@ -104,7 +104,7 @@ VARIANTS: dict[str, str | Method | Iterative | ProsPr] = {
     "synflow": "synflow",
     "ntk-sap": Iterative(NtkSap(init=start), rounds=20),
     "force": "force",
-    "prospr": "prospr",
+    "prospr": "prospr-one-shot",
     "it20": in_rounds(),
     "it20-recover": in_rounds(recover=True),
     "it20-m10": in_rounds(steps=10),

@@ -74,7 +74,7 @@ def _figures(test: dict) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--method", default="prospr")
+    parser.add_argument("--method", default="prospr-one-shot")
     parser.add_argument("--shrink", action="store_true", help="for a method that prunes channels")
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.9])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
