@@ -41,21 +41,21 @@ _METHODS = {
         Iterative(ProsPr(), rounds=20, redraw=True),
         scope="balanced",
         reference="Alizadeh et al., ICLR 2022; here in 20 rounds, layers balanced, weights redrawn",
-        cost="570",
+        cost="610",
         once=ProsPr(),
     ),
     "prospr-one-shot": Method(
-        ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 15 for the learning rate"
+        ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 20 for the learning rate"
     ),
     "prospr-first": Method(
-        ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 15 for the learning rate"
+        ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 17 for the learning rate"
     ),
     "prospr-published": Method(
         ProsPr(lr=0.5, momentum=0.9, detach_first=True),
         reference="the settings of the code published with the paper",
         cost="4 a meta-step",
     ),
-    "prospr-iterative": Method(Iterative(ProsPr(), rounds=20), reference="ProsPr's score, 20 rounds", cost="570"),
+    "prospr-iterative": Method(Iterative(ProsPr(), rounds=20), reference="ProsPr's score, 20 rounds", cost="660"),
     "snip": Method(Snip(), reference="Lee et al., ICLR 2019", cost="1"),
     "snip-mb": Method(Snip(batches=10), reference="Lee et al., ICLR 2019, mean of ten batches", cost="10"),
     "iter-snip": Method(Iterative(Snip(), rounds=60), reference="de Jorge et al., ICLR 2021", cost="60"),

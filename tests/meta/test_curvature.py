@@ -53,6 +53,7 @@ def test_a_negative_end_that_is_the_larger_sets_the_rate():
     assert extreme_eigenvalues(saddle, w, None).smallest == pytest.approx(-8.0)
     assert extreme_eigenvalues(saddle, w, None, both=False, tolerance=0).smallest == pytest.approx(-8.0)
     assert stable_lr(saddle, w, None, kappa=2.0) == pytest.approx(0.25, rel=0.02)
+    assert stable_lr(saddle, w, None, kappa=2.0) == 2.0 / extreme_eigenvalues(saddle, w, None, both=False).magnitude
 
 
 def diagonal(*values):
