@@ -91,6 +91,62 @@ class Shuffled(Score):
         return {name: s * masks[name] if name in masks else s for name, s in noise.items()}
 
 
+@dataclass(frozen=True)
+class Drawn(Score):
+    """Masks drawn at random, with a structure: which kind of it does a sparse ResNet train best with?
+
+    tilt: a layer of n weights keeps in proportion to n**tilt of them (0: as many as any other), at most half.
+    middle: only this share of the channels between the two convolutions of a block.
+    taps: only these places of a 3x3 kernel, of 0 to 8.
+    """
+
+    tilt: float = 0.0
+    middle: float = 1.0
+    taps: tuple[int, ...] = tuple(range(9))
+
+    def score(self, problem: Problem) -> Scores:
+        assert problem.density is not None
+        generator = torch.Generator().manual_seed(problem.seed)
+        weights = problem.weights()
+        open_ = {name: self._open(name, w.shape) for name, w in weights.items()}
+        room = {name: min(int(o.sum()), weights[name].numel() // 2) for name, o in open_.items()}
+        counts = self._counts(room, {n: w.numel() for n, w in weights.items()}, problem.density)
+        found = {}
+        for name, w in weights.items():
+            noise = torch.rand(w.shape, generator=generator)
+            order = torch.where(open_[name], noise, -1.0).flatten().argsort(descending=True)
+            score = torch.zeros(w.numel())
+            score[order[: counts[name]]] = 1.0 + torch.rand(counts[name], generator=generator)
+            found[name] = score.reshape(w.shape).to(w.device)
+        return found
+
+    def _open(self, name: str, shape: torch.Size) -> torch.Tensor:
+        """Where weights may be."""
+        found = torch.ones(shape, dtype=torch.bool)
+        if name.startswith("layer") and ".conv1." in name:
+            found[round(self.middle * shape[0]) :] = False
+        if name.startswith("layer") and ".conv2." in name:
+            found[:, round(self.middle * shape[1]) :] = False
+        if len(shape) == 4 and shape[2:] == (3, 3) and shape[1] > 3:
+            kept = torch.zeros(9, dtype=torch.bool)
+            kept[list(self.taps)] = True
+            found &= kept.view(3, 3)
+        return found
+
+    def _counts(self, room: dict[str, int], sizes: dict[str, int], density: float) -> dict[str, int]:
+        wanted = round(density * sum(sizes.values()))
+        low, high = 0.0, 1e9
+        for _ in range(200):
+            factor = (low + high) / 2
+            total = sum(min(room[n], int(factor * sizes[n] ** self.tilt)) for n in room)
+            low, high = (factor, high) if total <= wanted else (low, factor)
+        counts = {n: min(room[n], int(low * sizes[n] ** self.tilt)) for n in room}
+        for name in sorted(room, key=room.__getitem__, reverse=True):
+            extra = min(wanted - sum(counts.values()), room[name] - counts[name], 20)
+            counts[name] += extra
+        return counts
+
+
 def in_rounds(rounds: int = 20, recover: bool = False, **changes) -> Iterative:
     return Iterative(ProsPr(**changes), rounds, recover=recover)
 
@@ -134,6 +190,14 @@ VARIANTS: dict[str, str | Method | Iterative | ProsPr] = {
     "iter-snip-mb": Iterative(Snip(batches=4), rounds=60),
     "random": "random",
     "magnitude": "magnitude",
+    "drawn": Iterative(Drawn(), rounds=1),
+    "drawn-early": Iterative(Drawn(tilt=-0.3), rounds=1),
+    "drawn-late": Iterative(Drawn(tilt=0.25), rounds=1),
+    "drawn-mid50": Iterative(Drawn(middle=0.5), rounds=1),
+    "drawn-mid25": Iterative(Drawn(middle=0.25), rounds=1),
+    "drawn-cross": Iterative(Drawn(taps=(1, 3, 4, 5, 7)), rounds=1),
+    "default-m10": balanced(Iterative(ProsPr(steps=10), rounds=20, redraw=True)),
+    "default-m30": balanced(Iterative(ProsPr(steps=30), rounds=20, redraw=True)),
 }
 
 
