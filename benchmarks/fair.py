@@ -145,8 +145,8 @@ def measure(args, done: set[str], out: Path) -> list[dict]:
             print(f"{len(left) - first} runs are left; a group takes {longest:.0f} s, and {spent:.0f} are spent")
             break
         group, start = left[first : first + args.together], time.perf_counter()
-        if args.scorers > 1:
-            score_first([one for _, one in group], args)
+        if args.scorers > 1 and first % (args.ahead * args.together) == 0:
+            score_first([one for _, one in left[first : first + args.ahead * args.together]], args)
             print(f"  [{time.perf_counter() - start:.0f} s] scored by {args.scorers} processes", flush=True)
         told = tell(start, results=args.split == "test")
         results = run_many(
@@ -320,6 +320,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", default="runs/fair", help="where the runs lie")
     parser.add_argument("--together", type=int, default=8, help="on a GPU, runs trained side by side")
     parser.add_argument("--scorers", type=int, default=1, help="processes that score a group's runs before it trains")
+    parser.add_argument("--ahead", type=int, default=1, help="how many groups they score at once")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no group that would end later")
     parser.add_argument("--group-minutes", type=float, default=0.0, help="what the first group is thought to take")

@@ -61,6 +61,16 @@ def test_runs_that_have_a_line_are_not_run_again(fair, tmp_path, capsys):
     assert f"{100 * next(one['accuracy'] for one in lines if one['arm'] == 'snip'):.2f}" in shown
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is the whole table by default")
+def test_several_groups_are_scored_at_once(fair, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fair, "score_first", lambda group, _: asked.append([one.method for one in group]))
+    options = ["--folder", str(tmp_path / "runs"), "--out", str(tmp_path / "fair.jsonl"), "--epochs", "1"]
+    arms = ["--sparsities", "0.5", "--arms", "snip", "erk", "magnitude"]
+    fair.main([*options, *arms, "--together", "1", "--scorers", "2", "--ahead", "2"])
+    assert asked == [["snip", "erk"], ["magnitude"]]
+
+
 @pytest.mark.parametrize("table", ["resnet20", "vgg16", "structured"])
 def test_every_arm_is_an_experiment(fair, table):
     whole = fair.TABLES[table]
