@@ -7,6 +7,7 @@ structured  whole channels of VGG-19, taken out before the training: 80, 90 and 
     python benchmarks/fair.py --root DIR --out results/fair_resnet20.jsonl --minutes 9 --compile
     python benchmarks/fair.py --out results/fair_resnet20.jsonl --show            # the table of what is there
     python benchmarks/fair.py --out results/fair_resnet20.jsonl --show --densities --arms snip erk
+    python benchmarks/fair.py --out results/fair_resnet20.jsonl --show --figure docs/images/fair_resnet20.png
     python benchmarks/fair.py --root DIR --out tried.jsonl --split validation --epochs 30     # to choose settings by
 
 DIR holds cifar-10-batches-bin. A line a run is added to the file, and a run that has a line is not run again, so that
@@ -107,6 +108,8 @@ def main(words: list[str] | None = None) -> None:
     lines = [line for line in every if line.get("table", "resnet20") == args.table]
     if not args.show:
         lines += measure(args, {line["run"] for line in lines}, out)
+    if args.figure:
+        draw(lines, TABLES[args.table].baseline, Path(args.figure), args.arms)
     if args.densities:
         print(densities(lines, args.arms, args.sparsities))
     else:
@@ -266,6 +269,40 @@ def densities(lines: Sequence[dict], arms: Sequence[str] | None = None, shares: 
     return "\n\n".join(found) or "no pruned network is measured yet"
 
 
+def draw(lines: Sequence[dict], baseline: str, path: Path, arms: Sequence[str] | None = None) -> None:
+    """Points above `baseline` at every sparsity: a mark a seed that both have, a line through their means."""
+    from prospr.lab.figures.style import GREY, canvas, legend, looks, save, styled
+    from prospr.lab.names import printed
+
+    (title, rows), *others = _setups([line for line in lines if line["error"] is None])
+    if others:
+        raise SystemExit(f"--figure: these are of several setups ({title}; {others[0][0]}); give a file of one")
+    reached = {(row.method, row.sparsity, row.seed): row.accuracy for row in rows if row.method != DENSE}
+    shares = sorted({share for _, share, _ in reached})
+    names = [arm for arm in dict.fromkeys(row.method for row in rows) if arm not in (baseline, DENSE)]
+    with styled():
+        figure, axes = canvas(5.2, 0.62)
+        axes.axhline(0, color=GREY, linewidth=0.8, zorder=1, label=printed(baseline))
+        for look, arm in zip(looks(names).values(), names, strict=True):
+            found = {}
+            for place, share in enumerate(shares):
+                pairs = [
+                    100 * (mine - reached[baseline, share, seed])
+                    for (name, here, seed), mine in reached.items()
+                    if (name, here) == (arm, share) and (baseline, share, seed) in reached
+                ]
+                if pairs and (not arms or arm in arms):
+                    found[place] = fmean(pairs)
+                    axes.plot([place] * len(pairs), pairs, look.mark, color=look.colour, markersize=2.5, alpha=0.5)
+            if found:
+                axes.plot(list(found), list(found.values()), zorder=3, **look.line)
+        axes.set_xticks(range(len(shares)), [f"{100 * share:g}" for share in shares])
+        axes.set_xlabel("sparsity, %")
+        axes.set_ylabel(f"test accuracy above {printed(baseline)}'s, points")
+        legend(figure, axes, 5.2)
+        save(figure, path.suffix[1:], title, path)
+
+
 def _setups(lines: Sequence[dict]) -> list[tuple[str, list[Row]]]:
     """Rows that can be compared, and what they have in common, in words. An arm is a method of its own."""
     names = {one.name for one in fields(Row)}
@@ -326,6 +363,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--group-minutes", type=float, default=0.0, help="what the first group is thought to take")
     parser.add_argument("--out", default="fair.jsonl", help="a line of JSON a run is added to this file")
     parser.add_argument("--show", action="store_true", help="print the table of the file and run nothing")
+    parser.add_argument("--figure", help="draw what is above the baseline, and by how much, into this file")
     parser.add_argument(
         "--densities",
         action="store_true",

@@ -59,6 +59,11 @@ def test_runs_that_have_a_line_are_not_run_again(fair, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "minus snip" in shown
     assert f"{100 * next(one['accuracy'] for one in lines if one['arm'] == 'snip'):.2f}" in shown
+    pytest.importorskip("matplotlib", reason="draws a figure")
+    fair.main([*options, "--show", "--figure", str(tmp_path / "fair.svg")])
+    drawn = (tmp_path / "fair.svg").read_text()
+    assert "above SNIP" in drawn
+    assert "random, balanced" in drawn.lower()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is the whole table by default")
