@@ -66,6 +66,8 @@ ARMS: dict[str, tuple[str, dict]] = {
     "random": ("random", {}),
     "prospr: shuffled": ("prospr", {**BALANCED, "check": "shuffled"}),
     "prospr: other weights": ("prospr", {**BALANCED, "check": "redrawn"}),
+    "prospr, focused": ("prospr", {**BALANCED, "scope": "focused"}),
+    "random, focused": ("random", {**BALANCED, "scope": "focused", "rounds": 100}),
     "prospr, spread": ("prospr", {**BALANCED, "scope": "spread"}),
     "random, spread": ("random", {**BALANCED, "scope": "spread", "rounds": 100}),
 }

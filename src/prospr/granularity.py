@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from prospr.channels.costs import Unit
 from prospr.channels.groups import Groups
 from prospr.errors import SettingError
+from prospr.masks.focus import focused
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, parse
-from prospr.masks.select import Scope, select, select_among
+from prospr.masks.select import Scope, select, select_among, shares_of_layers
 from prospr.scores.base import Problem, Score, Scores
 
-__all__ = ["Channels", "Kind", "Weights"]
+__all__ = ["Channels", "Focused", "Kind", "Weights"]
 
 
 class Kind(Protocol):
@@ -50,6 +52,28 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Focused:
+    """One by one, in as many of the channels between two layers as there are weights for; see prospr.masks.focus."""
+
+    groups: Groups
+    keep_per_layer: int = 0
+
+    @property
+    def in_rounds(self) -> bool:
+        return True
+
+    def score(self, score: Score, problem: Problem) -> Scores:
+        return score.score(problem)
+
+    def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
+        balanced = Weights("balanced", self.keep_per_layer)
+        chosen = balanced.select(scores, sparsity, among)
+        among = {name: torch.ones_like(s, dtype=torch.bool) for name, s in scores.items()} if among is None else among
+        shares = shares_of_layers({name: s * among[name].to(s.device) for name, s in scores.items()})
+        return Masks(focused(self.groups, shares, chosen, among))
+
+
+@dataclass(frozen=True)
 class Channels:
     """Groups of channels; see `prospr.channels.Groups.select`."""
 
@@ -61,7 +85,7 @@ class Channels:
     per_flop: bool = False
 
     def __post_init__(self) -> None:
-        if self.scope in ("balanced", "spread", "erk"):
+        if self.scope in ("balanced", "spread", "focused", "erk"):
             raise SettingError(f"scope={self.scope!r} is for single weights; for channels use 'global' or 'layer'")
         self.groups.require()  # before the scoring, not after it
 

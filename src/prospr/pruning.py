@@ -13,7 +13,7 @@ from torch import nn
 from prospr.channels.costs import Unit
 from prospr.channels.groups import Groups, find_groups
 from prospr.errors import BatchError, CollapseError, CollapseWarning, SettingError
-from prospr.granularity import Channels, Kind, Weights
+from prospr.granularity import Channels, Focused, Kind, Weights
 from prospr.layers import inputs_first
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity
@@ -147,7 +147,7 @@ def prune(
                 if budget != "parameters" or round_to != 1 or per_flop:
                     raise SettingError("budget, round_to and per_flop are for granularity='channel'")
                 _refuse_transposed(plain, problem.names, granularity)
-                kind = Weights(scope, keep_per_layer, granularity)
+                kind = _weights(problem, scope, keep_per_layer, granularity, example)
                 if granularity == "weight":
                     check_floor({n: w.numel() for n, w in problem.weights().items()}, sparsity, keep_per_layer)
             call = problem.call() if collapse != "ignore" else None
@@ -197,16 +197,28 @@ def _refuse_transposed(model: nn.Module, names: tuple[str, ...], granularity: Gr
         )
 
 
+def _weights(problem: Problem, scope: Scope, keep_per_layer: int, granularity: Granularity, example: Any) -> Kind:
+    if scope != "focused":
+        return Weights(scope, keep_per_layer, granularity)
+    if granularity != "weight":
+        raise SettingError(f"scope='focused' is for single weights, and granularity is {granularity!r}; leave one out")
+    return Focused(find_groups(problem.model, _example(problem, example), verify=False), keep_per_layer)
+
+
 def _groups(problem: Problem, example: Any, which: Which) -> Groups:
+    found = find_groups(problem.model, _example(problem, example), only=None if which is None else problem.names)
+    found.warn()
+    return found
+
+
+def _example(problem: Problem, example: Any) -> Call:
     call = call_of(example) if example is not None else problem.call()
     if call is None:
         raise BatchError(
             "channels are found by running the model; pass batches and a loss that calls it, or example= (an input, a "
             "tuple of arguments or a dict of keyword arguments)"
         )
-    found = find_groups(problem.model, call, only=None if which is None else problem.names)
-    found.warn()
-    return found
+    return call
 
 
 def _of_channels(problem: Problem, found: Groups) -> Problem:

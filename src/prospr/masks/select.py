@@ -18,9 +18,18 @@ from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, block_scores, n_of_m, parse, spread
 from prospr.meta.ranks import Ranks, Team, joined
 
-__all__ = ["Scope", "check_floor", "check_sparsity", "erk_densities", "select", "select_among", "select_shards"]
+__all__ = [
+    "Scope",
+    "check_floor",
+    "check_sparsity",
+    "erk_densities",
+    "select",
+    "select_among",
+    "select_shards",
+    "shares_of_layers",
+]
 
-Scope = Literal["global", "balanced", "spread", "layer", "erk"]
+Scope = Literal["global", "balanced", "spread", "focused", "layer", "erk"]
 
 
 def select(
@@ -37,7 +46,8 @@ def select(
         total: in rounds, layers come to keep about as many weights each), "spread" (the same, with the scores of a
         layer scaled so that each of its inputs and each of its outputs has the same total too: no channel takes all),
         "layer" (the same density in every layer) or "erk" (layer densities by the Erdos-Renyi-Kernel rule: small
-        layers denser). The total is exact in each.
+        layers denser). The total is exact in each. `prospr.prune` has "focused" too: as balanced, and where a layer
+        keeps few weights they go to fewer of the channels between two layers, so that each has enough of them.
     keep_per_layer: at least so many weights stay in every layer, taken from the others' budget.
     granularity: "weight"; "2:4" and the like (the best n of every m neighbours along a weight's inputs, which fixes the
         sparsity at 1 - n/m); or a block such as (4, 4) of outputs x inputs, kept or pruned whole by its mean score.
@@ -50,7 +60,9 @@ def select(
     """
     check_sparsity(sparsity)
     if scope not in get_args(Scope):
-        raise SettingError(f"scope={scope!r}: use 'global', 'balanced', 'spread', 'layer' or 'erk'")
+        raise SettingError(f"scope={scope!r}: use 'global', 'balanced', 'spread', 'focused', 'layer' or 'erk'")
+    if scope == "focused":
+        raise SettingError("scope='focused' looks at how the network's channels hang together; prospr.prune has it")
     _check_floor(keep_per_layer)
     kind, first, second = parse(granularity)
     _check(scores)
@@ -117,6 +129,11 @@ def select_among(
     high = max(s.max().item() for s in scores.values())
     first = {name: torch.where(kept[name], high + abs(high) + 1, s) for name, s in ranked.items()}
     return select(first, sparsity, granularity=granularity)
+
+
+def shares_of_layers(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each layer's scores as shares of their total size."""
+    return _shares(scores, spread=False)
 
 
 def _shares(scores: Mapping[str, Tensor], spread: bool) -> dict[str, Tensor]:
