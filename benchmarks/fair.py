@@ -67,6 +67,7 @@ ARMS: dict[str, tuple[str, dict]] = {
     "prospr: shuffled": ("prospr", {**BALANCED, "check": "shuffled"}),
     "prospr: other weights": ("prospr", {**BALANCED, "check": "redrawn"}),
     "prospr, focused": ("prospr", {**BALANCED, "scope": "focused"}),
+    "prospr, focused, not redrawn": ("prospr", {**BALANCED, "scope": "focused", "redraw": False}),
     "random, focused": ("random", {**BALANCED, "scope": "focused", "rounds": 100}),
     "prospr, spread": ("prospr", {**BALANCED, "scope": "spread"}),
     "random, spread": ("random", {**BALANCED, "scope": "spread", "rounds": 100}),

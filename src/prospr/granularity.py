@@ -1,6 +1,6 @@
 """What is kept or pruned whole: a weight (or a pattern of weights), or a channel with all that belongs to it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from prospr.channels.costs import Unit
 from prospr.channels.groups import Groups
 from prospr.errors import SettingError
-from prospr.masks.focus import focused
+from prospr.masks.focus import focused, thin
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, parse
 from prospr.masks.select import Scope, select, select_among, shares_of_layers
@@ -53,9 +53,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Focused:
-    """One by one, in as many of the channels between two layers as there are weights for; see prospr.masks.focus."""
+    """One by one, in as many of the channels between two layers as there are weights for; see prospr.masks.focus.
 
-    groups: Groups
+    groups: finds the network's channels, which is asked only where a layer keeps so few weights that they matter.
+    """
+
+    groups: Callable[[], Groups]
     keep_per_layer: int = 0
 
     @property
@@ -66,11 +69,12 @@ class Focused:
         return score.score(problem)
 
     def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
-        balanced = Weights("balanced", self.keep_per_layer)
-        chosen = balanced.select(scores, sparsity, among)
+        chosen = Weights("balanced", self.keep_per_layer).select(scores, sparsity, among)
+        if not any(thin(mask) for mask in chosen.values()):
+            return chosen
         among = {name: torch.ones_like(s, dtype=torch.bool) for name, s in scores.items()} if among is None else among
         shares = shares_of_layers({name: s * among[name].to(s.device) for name, s in scores.items()})
-        return Masks(focused(self.groups, shares, chosen, among))
+        return Masks(focused(self.groups(), shares, chosen, among))
 
 
 @dataclass(frozen=True)

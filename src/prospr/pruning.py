@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -202,7 +203,8 @@ def _weights(problem: Problem, scope: Scope, keep_per_layer: int, granularity: G
         return Weights(scope, keep_per_layer, granularity)
     if granularity != "weight":
         raise SettingError(f"scope='focused' is for single weights, and granularity is {granularity!r}; leave one out")
-    return Focused(find_groups(problem.model, _example(problem, example), verify=False), keep_per_layer)
+    call = _example(problem, example)
+    return Focused(cache(lambda: find_groups(problem.model, call, verify=False)), keep_per_layer)
 
 
 def _groups(problem: Problem, example: Any, which: Which) -> Groups:

@@ -15,6 +15,10 @@ from prospr.lab.models import build
 from prospr.masks.focus import ENOUGH, inner_channels
 
 
+def focused(model, *shape):
+    return Focused(lambda: groups(model, torch.zeros(1, *shape)))
+
+
 def mlp(*widths):
     layers = [one for a, b in pairwise(widths) for one in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
@@ -47,16 +51,16 @@ def test_by_hand():
     scores = {"0.weight": table, "2.weight": table.T.contiguous()}
     one_each = Weights("balanced").select(scores, 0.75)
     assert one_each["0.weight"].nonzero().tolist() == [[0, 0], [1, 1], [2, 0], [3, 2]]
-    masks = Focused(groups(model, torch.zeros(1, 4))).select(scores, 0.75)
+    masks = focused(model, 4).select(scores, 0.75)
     assert masks["0.weight"].nonzero().tolist() == [[1, 0], [1, 1], [1, 2], [3, 2]]  # of three fives the first two
     assert masks["2.weight"].nonzero().tolist() == [[0, 1], [1, 1], [2, 1], [2, 3]]
 
 
 def test_as_many_channels_as_each_has_weights():
     model, scores = mlp(40, 60, 40), noise(mlp(40, 60, 40))
-    found = groups(model, torch.zeros(1, 40))
+    kind = focused(model, 40)
     for kept, channels in ((72, 6), (200, 10), (2 * 20 * ENOUGH, 20)):  # sqrt(36), sqrt(100), and so many have enough
-        masks = Focused(found).select(scores, 1 - kept / 4800)
+        masks = kind.select(scores, 1 - kept / 4800)
         assert masks.kept == kept
         assert abs(int(masks["0.weight"].sum()) - kept // 2) <= 0.3 * kept  # one round: the layers are not yet even
         assert masks["0.weight"].any(1).sum() <= channels + 1
@@ -64,10 +68,14 @@ def test_as_many_channels_as_each_has_weights():
 
 
 def test_where_all_channels_have_enough_it_is_balanced():
-    model = mlp(40, 60, 40)
-    scores, found = noise(model), groups(model, torch.zeros(1, 40))
+    def refuse():
+        raise AssertionError("the network was asked for its channels")
+
+    scores = noise(mlp(40, 60, 40))
     assert 0.5 * 4800 / 2 / ENOUGH > 60
-    assert Focused(found).select(scores, 0.5) == Weights("balanced").select(scores, 0.5)
+    assert Focused(refuse).select(scores, 0.5) == Weights("balanced").select(scores, 0.5)
+    with pytest.raises(AssertionError):
+        Focused(refuse).select(scores, 0.8)
 
 
 def test_inner_channels_are_those_that_one_layer_makes():
@@ -106,8 +114,8 @@ def test_no_weight_is_kept_in_vain():
 
 
 def test_what_is_pruned_stays_pruned():
-    model, found = mlp(40, 60, 40), groups(mlp(40, 60, 40), torch.zeros(1, 40))
-    kind, before = Focused(found), None
+    model = mlp(40, 60, 40)
+    kind, before = focused(model, 40), None
     for seed, sparsity in enumerate((0.5, 0.8, 0.9, 0.95, 0.97)):
         masks = kind.select(noise(model, seed), sparsity, before)
         assert masks.kept == round((1 - sparsity) * 4800)
@@ -121,7 +129,7 @@ def test_channels_that_nothing_comes_into():
     scores = noise(model)
     among = {name: torch.ones_like(s, dtype=torch.bool) for name, s in scores.items()}
     among["0.weight"][1:] = False
-    kind = Focused(groups(model, torch.zeros(1, 3)))
+    kind = focused(model, 3)
     masks = kind.select(scores, 1 - 53 / 212, among)
     assert masks["0.weight"].nonzero().tolist() == [[0, 0], [0, 1], [0, 2]]
     assert masks["2.weight"].any(0).tolist() == [True, False, False, False]

@@ -10,7 +10,7 @@ from torch import Tensor
 from prospr.channels.groups import Axis, Groups
 from prospr.masks.largest import largest
 
-__all__ = ["ENOUGH", "focused", "inner_channels"]
+__all__ = ["ENOUGH", "focused", "inner_channels", "thin"]
 
 ENOUGH = 16  # weights to a channel; with more, it is none the better for having fewer neighbours
 
@@ -36,6 +36,11 @@ def inner_channels(found: Groups, names: Sequence[str]) -> list[Inner]:
         if len(made) == 1 and read:
             inner.append(Inner(ids, made[0], read))
     return inner
+
+
+def thin(mask: Tensor) -> bool:
+    """Whether a layer keeps fewer weights than all of its channels should have."""
+    return mask.dim() > 1 and int(mask.sum()) < ENOUGH * max(mask.shape[:2])
 
 
 def focused(
