@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from prospr.lab.experiment import Experiment
+from prospr.lab.models import build
 from prospr.lab.runs.folder import find_run
 from prospr.lab.runs.making import check
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-HERE = ("channels", "fair", "stepping", "torch_pruning_rival", "harness", "scale")
+HERE = ("channels", "fair", "narrower", "stepping", "torch_pruning_rival", "harness", "scale")
 
 
 def imported(name, monkeypatch):
@@ -28,6 +29,11 @@ def imported(name, monkeypatch):
 @pytest.fixture
 def channels(monkeypatch):
     yield from imported("channels", monkeypatch)
+
+
+@pytest.fixture
+def narrower(monkeypatch):
+    yield from imported("narrower", monkeypatch)
 
 
 @pytest.fixture
@@ -234,3 +240,17 @@ def test_scale_of_two_ranks_is_written(scale, tmp_path, capsys):
     assert (row["ranks"], row["batch"], row["error"]) == (2, 4, "")
     assert row["seconds"] > 0
     assert "over all ranks" in capsys.readouterr().out
+
+
+def test_random_masks_in_some_of_the_channels(narrower, tmp_path, capsys):
+    assert narrower.even({"a": 4, "b": 100, "c": 100}, 50) == {"a": 4, "b": 23, "c": 23}
+    out = tmp_path / "narrower.json"
+    narrower.main(["--seeds", "0", "--sparsities", "0.95", "--shares", "1", "0.25", "--epochs", "1", "--out", str(out)])
+    wide, narrow = json.loads(out.read_text())["rows"]
+    assert narrow["weights_each"] > 2 * wide["weights_each"]
+    assert "small_convnet" in capsys.readouterr().out
+    model = build("resnet20", width=8, in_channels=1)
+    masks = narrower.draw(model, torch.zeros(1, 1, 8, 8), 0.95, 0.5, seed=0)
+    assert sum(int(m.sum()) for m in masks.values()) == round(0.05 * sum(m.numel() for m in masks.values()))
+    assert masks["layer3.1.conv1.weight"].flatten(1).any(1).sum() == 16  # of 32
+    assert masks["layer3.1.conv2.weight"].flatten(1).any(1).sum() > 24  # the stream has them all
