@@ -55,10 +55,11 @@ class Weights:
 class Focused:
     """One by one, in as many of the channels between two layers as there are weights for; see prospr.masks.focus.
 
-    groups: finds the network's channels, which is asked only where a layer keeps so few weights that they matter.
+    groups: finds the network's channels; it is asked only where a layer keeps so few weights that they matter. Where it
+        finds nothing this is the balanced scope.
     """
 
-    groups: Callable[[], Groups]
+    groups: Callable[[], Groups | None]
     keep_per_layer: int = 0
 
     @property
@@ -70,11 +71,11 @@ class Focused:
 
     def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
         chosen = Weights("balanced", self.keep_per_layer).select(scores, sparsity, among)
-        if not any(thin(mask) for mask in chosen.values()):
+        if not any(thin(mask) for mask in chosen.values()) or (found := self.groups()) is None:
             return chosen
         among = {name: torch.ones_like(s, dtype=torch.bool) for name, s in scores.items()} if among is None else among
         shares = shares_of_layers({name: s * among[name].to(s.device) for name, s in scores.items()})
-        return Masks(focused(self.groups(), shares, chosen, among))
+        return Masks(focused(found, shares, chosen, among))
 
 
 @dataclass(frozen=True)
