@@ -177,7 +177,7 @@ def test_a_method_that_is_focused_suits_every_network():
     second.load_state_dict(first.state_dict())
     got = prospr.prune(first, batches, 0.9, method=method, collapse="ignore")
     assert got == prospr.prune(second, batches, 0.9, method=method, scope="balanced", collapse="ignore")
-    with pytest.raises((ModelError, ValueError, RuntimeError), match="only for training|eight or more"):
+    with pytest.raises((ModelError, ValueError, RuntimeError), match=r"only for training|eight or more"):
         prospr.prune(Unheard(), batches, 0.9, method=method, scope="focused", collapse="ignore")
     masks = prospr.prune(mlp(6, 40, 3), None, 0.9, method=Method(Random(), scope="focused"), collapse="ignore")
     assert masks.kept == 36
