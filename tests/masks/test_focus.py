@@ -181,3 +181,15 @@ def test_a_method_that_is_focused_suits_every_network():
         prospr.prune(Unheard(), batches, 0.9, method=method, scope="focused", collapse="ignore")
     masks = prospr.prune(mlp(6, 40, 3), None, 0.9, method=Method(Random(), scope="focused"), collapse="ignore")
     assert masks.kept == 36
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    model, among = mlp(40, 60, 40), None
+    for seed, sparsity in enumerate((0.8, 0.95)):
+        scores = noise(model, seed)
+        kept = focused(model, 40).select(scores, sparsity, among)
+        there = {name: s.cuda() for name, s in scores.items()}
+        left = None if among is None else among.to("cuda")
+        assert focused(model, 40).select(there, sparsity, left).to("cpu") == kept
+        among = kept
