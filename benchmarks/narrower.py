@@ -17,10 +17,10 @@ import torch
 from harness import machine
 
 from prospr.channels import groups
+from prospr.channels.focus import inner_channels
 from prospr.lab.experiment import Experiment, Training
 from prospr.lab.runs.making import Loader, Parts
 from prospr.lab.train import Run, train_together
-from prospr.masks.focus import inner_channels
 from prospr.scores.base import prunable
 
 

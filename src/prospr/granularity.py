@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from prospr.channels.costs import Unit
+from prospr.channels.focus import focused, thin
 from prospr.channels.groups import Groups
 from prospr.errors import SettingError
-from prospr.masks.focus import focused, thin
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, parse
 from prospr.masks.select import Scope, select, select_among, shares_of_layers
@@ -53,7 +53,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Focused:
-    """One by one, in as many of the channels between two layers as there are weights for; see prospr.masks.focus.
+    """One by one, in as many of the channels between two layers as there are weights for; see prospr.channels.focus.
 
     groups: finds the network's channels; it is asked only where a layer keeps so few weights that they matter. Where it
         finds nothing this is the balanced scope.

@@ -8,11 +8,11 @@ from torch import nn
 
 import prospr
 from prospr import Iterative, Random, Snip
+from prospr.channels.focus import ENOUGH, inner_channels
 from prospr.channels.groups import groups
 from prospr.errors import BatchError, ModelError, SettingError
 from prospr.granularity import Focused, Weights
 from prospr.lab.models import build
-from prospr.masks.focus import ENOUGH, inner_channels
 from prospr.registry import Method
 
 
