@@ -55,11 +55,10 @@ class Weights:
 class Focused:
     """One by one, in as many of the channels between two layers as there are weights for; see prospr.channels.focus.
 
-    groups: finds the network's channels; it is asked only where a layer keeps so few weights that they matter. Where it
-        finds nothing this is the balanced scope.
+    groups: finds the network's channels; it is asked only where a layer keeps so few weights that they matter.
     """
 
-    groups: Callable[[], Groups | None]
+    groups: Callable[[], Groups]
     keep_per_layer: int = 0
 
     @property
@@ -71,11 +70,11 @@ class Focused:
 
     def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
         chosen = Weights("balanced", self.keep_per_layer).select(scores, sparsity, among)
-        if not any(thin(mask) for mask in chosen.values()) or (found := self.groups()) is None:
+        if not any(thin(mask) for mask in chosen.values()):
             return chosen
         among = {name: torch.ones_like(s, dtype=torch.bool) for name, s in scores.items()} if among is None else among
         shares = shares_of_layers({name: s * among[name].to(s.device) for name, s in scores.items()})
-        return Masks(focused(found, shares, chosen, among))
+        return Masks(focused(self.groups(), shares, chosen, among))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from prospr.schedules import Iterative
 from prospr.scores.base import Problem, Score, Scores, Which
 from prospr.scores.base import prunable as find_prunable
 from prospr.sharded import prune_shards, score_shards
-from prospr.tracing.trace import FAILURES
 
 __all__ = ["prune", "score"]
 
@@ -128,7 +127,7 @@ def prune(
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
         granularity = granularity or chosen.granularity
         chosen = chosen.in_one_shot() if is_sharded(plain) else chosen.suited(granularity)
-        asked, scope = scope is not None, scope or chosen.scope
+        scope = scope or chosen.scope
         if is_sharded(plain):
             problem = _problem(plain, batches, loss, prunable, seed, None)
             masks = prune_shards(problem, sparsity, chosen, scope, keep_per_layer, granularity, ranks)
@@ -149,7 +148,7 @@ def prune(
                 if budget != "parameters" or round_to != 1 or per_flop:
                     raise SettingError("budget, round_to and per_flop are for granularity='channel'")
                 _refuse_transposed(plain, problem.names, granularity)
-                kind = _weights(problem, scope, keep_per_layer, granularity, example, asked=asked)
+                kind = _weights(problem, scope, keep_per_layer, granularity, example)
                 if granularity == "weight":
                     check_floor({n: w.numel() for n, w in problem.weights().items()}, sparsity, keep_per_layer)
             call = problem.call() if collapse != "ignore" else None
@@ -199,28 +198,13 @@ def _refuse_transposed(model: nn.Module, names: tuple[str, ...], granularity: Gr
         )
 
 
-def _weights(
-    problem: Problem, scope: Scope, keep_per_layer: int, granularity: Granularity, example: Any, asked: bool
-) -> Kind:
-    """asked: whether it was the user who wants this scope; where it is the method, it must suit every network."""
+def _weights(problem: Problem, scope: Scope, keep_per_layer: int, granularity: Granularity, example: Any) -> Kind:
     if scope != "focused":
         return Weights(scope, keep_per_layer, granularity)
     if granularity != "weight":
         raise SettingError(f"scope='focused' is for single weights, and granularity is {granularity!r}; leave one out")
-    call = None if not asked and example is None and problem.call() is None else _example(problem, example)
-
-    @cache
-    def found() -> Groups | None:
-        if call is None:
-            return None
-        try:
-            return find_groups(problem.model, call, verify=False)
-        except FAILURES:
-            if asked:
-                raise
-            return None
-
-    return Focused(found, keep_per_layer)
+    call = _example(problem, example)
+    return Focused(cache(lambda: find_groups(problem.model, call, verify=False)), keep_per_layer)
 
 
 def _groups(problem: Problem, example: Any, which: Which) -> Groups:

@@ -10,10 +10,9 @@ import prospr
 from prospr import Iterative, Random, Snip
 from prospr.channels.focus import ENOUGH, inner_channels
 from prospr.channels.groups import groups
-from prospr.errors import BatchError, ModelError, SettingError
+from prospr.errors import BatchError, SettingError
 from prospr.granularity import Focused, Weights
 from prospr.lab.models import build
-from prospr.registry import Method
 
 
 def focused(model, *shape):
@@ -150,37 +149,6 @@ def test_it_looks_at_the_network():
         prospr.prune(model, None, 0.5, method="random", scope="focused")
     given = prospr.prune(model, None, 0.5, method="random", scope="focused", example=torch.zeros(1, 3, 8, 8))
     assert given.kept == round(0.5 * given.total)
-
-
-class Unheard(nn.Module):
-    """Its forward pass cannot be watched, but trained."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 40), nn.Linear(40, 3)
-
-    def forward(self, x):
-        if len(x) < 8:
-            raise ValueError("batches of eight or more")
-        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-            raise RuntimeError("only for training")
-        return self.second(self.first(x).relu())
-
-
-def test_a_method_that_is_focused_suits_every_network():
-    """Where channels cannot be found it is balanced; a user who asks for it is told why."""
-    rng = torch.Generator().manual_seed(0)
-    batches = [(torch.randn(8, 6, generator=rng), torch.randint(0, 3, (8,), generator=rng)) for _ in range(4)]
-    method = Method(Iterative(Snip(), rounds=3), scope="focused")
-    torch.manual_seed(0)
-    first, second = Unheard(), Unheard()
-    second.load_state_dict(first.state_dict())
-    got = prospr.prune(first, batches, 0.9, method=method, collapse="ignore")
-    assert got == prospr.prune(second, batches, 0.9, method=method, scope="balanced", collapse="ignore")
-    with pytest.raises((ModelError, ValueError, RuntimeError), match=r"only for training|eight or more"):
-        prospr.prune(Unheard(), batches, 0.9, method=method, scope="focused", collapse="ignore")
-    masks = prospr.prune(mlp(6, 40, 3), None, 0.9, method=Method(Random(), scope="focused"), collapse="ignore")
-    assert masks.kept == 36
 
 
 @pytest.mark.gpu
