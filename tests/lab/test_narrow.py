@@ -13,13 +13,23 @@ from prospr.lab.models import build
 from prospr.lab.training import narrow
 from prospr.lab.training.narrow import NarrowConv2d, conv3x3, conv3x3_input, conv3x3_weight, narrowed
 
-SHAPES = [(3, 16, 9, 2), (16, 16, 8, 3), (16, 32, 5, 2), (32, 32, 7, 3), (64, 64, 4, 2)]  # in, out, side, batch
+SHAPES = [  # channels in and out, height, width, images; blocks of 1 x 2, 2 x 2, 2 x 1, 1 x 1 pixels
+    (3, 16, 9, 10, 2),
+    (3, 16, 8, 8, 2),
+    (16, 16, 8, 8, 3),
+    (16, 16, 32, 32, 2),
+    (16, 32, 6, 5, 2),
+    (32, 32, 7, 8, 3),
+    (32, 32, 8, 12, 3),
+    (64, 64, 4, 4, 2),
+    (64, 64, 5, 5, 2),
+]
 
 
 def tensors(shape, dtype=torch.float32, device="cpu"):
-    inputs, outputs, side, batch = shape
+    inputs, outputs, height, width, batch = shape
     rng = torch.Generator().manual_seed(0)
-    sizes = (batch, inputs, side, side + 1), (outputs, inputs, 3, 3), (batch, outputs, side, side + 1)
+    sizes = (batch, inputs, height, width), (outputs, inputs, 3, 3), (batch, outputs, height, width)
     found = (torch.randn(size, generator=rng, dtype=torch.float64).to(device, dtype) for size in sizes)
     return [t.contiguous(memory_format=torch.channels_last) for t in found]
 
@@ -42,7 +52,7 @@ def test_the_operator_is_a_convolution(shape):
 
 @pytest.mark.parametrize("operator", [conv3x3, conv3x3_input, conv3x3_weight])
 def test_the_operators_keep_pytorchs_rules(operator):
-    x, weight, grad = tensors(SHAPES[1])
+    x, weight, grad = tensors(SHAPES[2])
     given = {conv3x3: (x, weight), conv3x3_input: (grad, weight), conv3x3_weight: (grad, x)}[operator]
     torch.library.opcheck(operator, given)
 
@@ -69,7 +79,7 @@ def test_what_the_kernels_are_not_for_is_left_to_pytorch(monkeypatch):
         raise AssertionError("the kernels were asked")
 
     monkeypatch.setattr(narrow, "conv3x3", refuse)
-    x, weight, _ = tensors(SHAPES[1])
+    x, weight, _ = tensors(SHAPES[2])
     layer = narrowed(nn.Conv2d(16, 16, 3, padding=1, bias=False))
     with torch.no_grad():
         layer.weight.copy_(weight)
@@ -100,7 +110,9 @@ def test_the_kernels_interpreted():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [*SHAPES, (16, 16, 32, 256), (32, 32, 16, 256), (64, 64, 8, 256)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, (3, 16, 32, 32, 256), (16, 16, 32, 32, 256), (32, 32, 16, 16, 80), (64, 64, 8, 8, 256)], ids=str
+)
 def test_the_kernels_on_a_gpu(shape):
     x, weight, grad = tensors(shape, torch.bfloat16, "cuda")
     expected = gradients(plain, x.double(), weight.double(), grad.double())

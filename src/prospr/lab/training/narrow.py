@@ -1,9 +1,9 @@
 """3x3 convolutions of few channels, for networks such as ResNet-20 on a GPU in bfloat16.
 
 cuDNN's kernels work in tiles of 32 and more channels: of a layer with 16 they waste most, and take several times as
-long as memory needs. These take a tile of pixels and, for each of the three rows of the filter, multiply the three
-neighbours of every pixel, which lie side by side in memory, with the row's weights. On an H200 a training step of
-ResNet-20 takes two thirds of the time (docs/measurements.md). Triton comes with PyTorch's GPU builds.
+long as memory needs. These work on small blocks of neighbouring pixels, such as 2 x 2, whose filters see the same
+4 x 4 inputs: each row of those lies in one piece in memory and is multiplied with all weights it meets, those of the
+block's other pixels included. Triton comes with PyTorch's GPU builds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _low(*tensors: Tensor) -> bool:
 
 
 def _small(images: Tensor) -> bool:
-    return images.dim() == 4 and images[0].numel() <= LARGEST and images.numel() < 2**31
+    return images.dim() == 4 and images[0].numel() <= LARGEST and images.shape[3] <= 64 and images.numel() < 2**31
 
 
 # ------------------------------------------------------------------------------------------------------ operators
@@ -76,12 +76,15 @@ def conv3x3_weight(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of the weight in float32, one part a group of pixels: (parts, outputs, 3, 3, inputs)."""
     grad, x = _last(grad), _last(x)
     batch, inputs, height, width = x.shape
-    outputs, pixels = grad.shape[1], batch * height * width
-    parts = _parts(pixels)
+    outputs, rows = grad.shape[1], batch * height
+    how = dict(WEIGHT[inputs])
+    each, wide = how.pop("each"), _dividing(width, how.pop("wide"))
+    lines = max(1, how["tile"] // _power(width // wide))  # rows of pixels a tile
+    parts = _parts(x)
     found = torch.empty(parts, outputs, 3, 3, inputs, dtype=torch.float32, device=x.device)
-    how = WEIGHT[inputs]
-    tiles = -(-pixels // (parts * how["tile"]))
-    _weight_kernel[(parts, 3)](x, grad, found, pixels, tiles, height, width, inputs, outputs, _power(3 * inputs), **how)
+    tiles, span = -(-rows // (parts * lines)), _power((wide + 2) * inputs)
+    how |= {"each": each, "wide": wide, "across": how["tile"] // lines}
+    _weight_kernel[(parts, 3 // each)](x, grad, found, rows, tiles, height, width, inputs, outputs, span, **how)
     return found
 
 
@@ -97,8 +100,7 @@ def _(grad: Tensor, weight: Tensor) -> Tensor:
 
 @conv3x3_weight.register_kernel("cpu")
 def _(grad: Tensor, x: Tensor) -> Tensor:
-    parts = _parts(x.shape[0] * x.shape[2] * x.shape[3])
-    found = torch.zeros(parts, grad.shape[1], 3, 3, x.shape[1])
+    found = torch.zeros(_parts(x), grad.shape[1], 3, 3, x.shape[1])
     found[0] = conv2d_weight(x.float(), (grad.shape[1], x.shape[1], 3, 3), grad.float(), padding=1).permute(0, 2, 3, 1)
     return found
 
@@ -115,8 +117,7 @@ def _(grad: Tensor, weight: Tensor) -> Tensor:
 
 @conv3x3_weight.register_fake
 def _(grad: Tensor, x: Tensor) -> Tensor:
-    parts = _parts(x.shape[0] * x.shape[2] * x.shape[3])
-    return x.new_empty(parts, grad.shape[1], 3, 3, x.shape[1], dtype=torch.float32)
+    return x.new_empty(_parts(x), grad.shape[1], 3, 3, x.shape[1], dtype=torch.float32)
 
 
 def _remember(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -140,10 +141,11 @@ def _convolved(x: Tensor, weight: Tensor, flipped: bool) -> Tensor:
     batch, inputs, height, width = x.shape
     outputs = weight.shape[1 if flipped else 0]
     y = _like(x, outputs)
-    pixels = batch * height * width
-    how = CONV[inputs]
-    grid = (-(-pixels // how["tile"]),)
-    _conv_kernel[grid](x, weight, y, pixels, height, width, inputs, outputs, _power(3 * inputs), flipped, **how)
+    how = dict(CONV[inputs])
+    high, wide = _dividing(height, how.pop("high")), _dividing(width, how.pop("wide"))
+    blocks, span = batch * height * width // (high * wide), _power((wide + 2) * inputs)
+    grid = (-(-blocks // how["tile"]),)
+    _conv_kernel[grid](x, weight, y, blocks, height, width, inputs, outputs, span, flipped, high, wide, **how)
     return y
 
 
@@ -158,30 +160,41 @@ def _last(t: Tensor) -> Tensor:
 
 
 def _power(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
+    return 1 << (n - 1).bit_length()
 
 
-def _parts(pixels: int) -> int:
-    return max(1, min(PARTS, pixels // 64))
+def _dividing(side: int, wanted: int) -> int:
+    """As many pixels of a side to a block as are wanted, where that divides it."""
+    return wanted if side % wanted == 0 else 1
+
+
+def _parts(x: Tensor) -> int:
+    return max(1, min(PARTS[int(x.shape[1])], x.shape[0] * x.shape[2] // 8))
 
 
 # -------------------------------------------------------------------------------------------------------- kernels
 
-# Pixels a program and how Triton builds it, by channels of the input: the fastest on an H200 for ResNet-20's layers,
-# eight networks side by side.
+# By channels of the input: pixels to a block, blocks to a program, and how Triton builds it. Chosen by the number of
+# instructions a pixel in what it builds for an H200; to be measured there.
 CONV = {
-    3: {"tile": 128, "num_warps": 4, "num_stages": 3},
-    16: {"tile": 256, "num_warps": 2, "num_stages": 2},
-    32: {"tile": 128, "num_warps": 2, "num_stages": 2},
-    64: {"tile": 128, "num_warps": 4, "num_stages": 1},
+    3: {"high": 2, "wide": 2, "tile": 128, "num_warps": 4, "num_stages": 1},
+    16: {"high": 2, "wide": 2, "tile": 128, "num_warps": 4, "num_stages": 1},
+    32: {"high": 2, "wide": 2, "tile": 128, "num_warps": 8, "num_stages": 1},
+    64: {"high": 1, "wide": 1, "tile": 128, "num_warps": 8, "num_stages": 1},
 }
+# And how many of the filter's three rows a program sees to.
 WEIGHT = {
-    3: {"tile": 128, "num_warps": 2, "num_stages": 2},
-    16: {"tile": 128, "num_warps": 4, "num_stages": 3},
-    32: {"tile": 64, "num_warps": 4, "num_stages": 2},
-    64: {"tile": 64, "num_warps": 4, "num_stages": 2},
+    3: {"each": 3, "wide": 2, "tile": 64, "num_warps": 4, "num_stages": 1},
+    16: {"each": 3, "wide": 2, "tile": 64, "num_warps": 4, "num_stages": 1},
+    32: {"each": 3, "wide": 2, "tile": 64, "num_warps": 8, "num_stages": 1},
+    64: {"each": 1, "wide": 1, "tile": 64, "num_warps": 4, "num_stages": 1},
 }
-PARTS = 88  # groups of pixels whose shares of a weight's gradient are added up at the end
+PARTS = {
+    3: 128,
+    16: 128,
+    32: 64,
+    64: 44,
+}  # groups of pixels whose shares of a weight's gradient are added up at the end
 
 if triton is not None:
 
@@ -190,61 +203,103 @@ if triton is not None:
         x,
         weight,
         y,
-        pixels,
+        blocks,
         height: tl.constexpr,
         width: tl.constexpr,
         inputs: tl.constexpr,
         outputs: tl.constexpr,
-        span: tl.constexpr,  # a power of two, at least 3 * inputs
+        span: tl.constexpr,  # a power of two, at least (wide + 2) * inputs
         flipped: tl.constexpr,  # weight is (inputs, 3, 3, outputs), and turned round
+        high: tl.constexpr,
+        wide: tl.constexpr,
         tile: tl.constexpr,
     ):
-        pixel = tl.program_id(0) * tile + tl.arange(0, tile)
-        row, column = (pixel // width) % height, pixel % width
-        j, out = tl.arange(0, span), tl.arange(0, outputs)
-        beside = column[:, None] + (j // inputs - 1)[None, :]
-        here = (pixel < pixels)[:, None] & (beside >= 0) & (beside < width) & (j < 3 * inputs)[None, :]
-        total = tl.zeros([tile, outputs], dtype=tl.float32)
-        for k in range(3):
-            above = row + (k - 1)
-            there = here & ((above >= 0) & (above < height))[:, None]
-            a = tl.load(x + (pixel + (k - 1) * width - 1)[:, None] * inputs + j[None, :], mask=there, other=0.0)
+        block = tl.program_id(0) * tile + tl.arange(0, tile)
+        across: tl.constexpr = width // wide
+        row, column = block // across % (height // high) * high, block % across * wide
+        pixel = block // across * (high * width) + column  # the block's first
+        j, out = tl.arange(0, span), tl.arange(0, high * wide * outputs)
+        p, c = j // inputs, j % inputs  # a column of the block's inputs, and a channel
+        down, right, o = out // (wide * outputs), out // outputs % wide, out % outputs  # a pixel of it, and a channel
+        left = p[:, None] - right[None, :]  # the column of the filter that input p meets for that pixel
+        inside = ((p > 0)[None, :] | (column > 0)[:, None]) & ((p <= wide)[None, :] | (column + wide < width)[:, None])
+        inside = inside & (p < wide + 2)[None, :] & (block < blocks)[:, None]
+        from_x = x + (pixel[:, None] * inputs + (j - (width + 1) * inputs)[None, :])
+        total = tl.zeros([tile, high * wide * outputs], dtype=tl.float32)
+        for r in tl.static_range(high + 2):
+            above = row + (r - 1)
+            there = inside & ((above >= 0) & (above < height))[:, None]
+            a = tl.load(from_x + r * (width * inputs), mask=there, other=0.0)
+            up = r - down
+            tap = up[None, :] * 3 + left
+            met = (left >= 0) & (left < 3) & ((up >= 0) & (up < 3))[None, :]
             if flipped:
-                tap = 8 - (3 * k + j // inputs)
-                at = ((j % inputs) * 9 + tap)[:, None] * outputs + out[None, :]
+                at = (c[:, None] * 9 + 8 - tap) * outputs + o[None, :]
             else:
-                at = out[None, :] * (9 * inputs) + k * 3 * inputs + j[:, None]
-            b = tl.load(weight + at, mask=(j < 3 * inputs)[:, None], other=0.0)
-            total = tl.dot(a, b, total)
-        tl.store(
-            y + pixel[:, None] * outputs + out[None, :], total.to(y.dtype.element_ty), mask=(pixel < pixels)[:, None]
-        )
+                at = (o[None, :] * 9 + tap) * inputs + c[:, None]
+            total = tl.dot(a, tl.load(weight + at, mask=met, other=0.0), total)
+        at = (pixel[:, None] + (down * width + right)[None, :]) * outputs + o[None, :]
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=(block < blocks)[:, None])
 
     @triton.jit
     def _weight_kernel(
         x,
         grad,
         found,
-        pixels,
+        rows,
         tiles: tl.constexpr,
         height: tl.constexpr,
         width: tl.constexpr,
         inputs: tl.constexpr,
         outputs: tl.constexpr,
         span: tl.constexpr,
+        each: tl.constexpr,
+        wide: tl.constexpr,
+        across: tl.constexpr,  # a power of two, at least width // wide
         tile: tl.constexpr,
     ):
         part, k = tl.program_id(0), tl.program_id(1)
-        j, out = tl.arange(0, span), tl.arange(0, outputs)
-        total = tl.zeros([span, outputs], dtype=tl.float32)
-        for t in range(tiles):
-            pixel = (part * tiles + t) * tile + tl.arange(0, tile)
-            inside = pixel < pixels
-            above, beside = (pixel // width) % height + (k - 1), (pixel % width)[:, None] + (j // inputs - 1)[None, :]
-            there = (inside & (above >= 0) & (above < height))[:, None] & (beside >= 0) & (beside < width)
-            there = there & (j < 3 * inputs)[None, :]
-            a = tl.load(x + (pixel + (k - 1) * width - 1)[:, None] * inputs + j[None, :], mask=there, other=0.0)
-            g = tl.load(grad + pixel[:, None] * outputs + out[None, :], mask=inside[:, None], other=0.0)
-            total = tl.dot(tl.trans(a), g, total)
-        at = (part * outputs + out)[None, :] * (9 * inputs) + k * 3 * inputs + j[:, None]
-        tl.store(found + at, total, mask=(j < 3 * inputs)[:, None])
+        j, out, block = tl.arange(0, span), tl.arange(0, wide * outputs), tl.arange(0, tile)
+        p, column, row = j // inputs, block % across * wide, part * tiles * (tile // across) + block // across
+        inside = ((p > 0)[None, :] | (column > 0)[:, None]) & ((p <= wide)[None, :] | (column + wide < width)[:, None])
+        inside = inside & (p < wide + 2)[None, :]
+        pixel = row * width + column
+        middle = k - 1 + each // 3  # which row of inputs: all three from the middle one, or row k of the filter's
+        from_x = x + (pixel[:, None] * inputs + (j + (middle * width - 1) * inputs)[None, :])
+        from_grad = grad + (pixel[:, None] * outputs + out[None, :])
+        first = tl.zeros([span, wide * outputs], dtype=tl.float32)
+        second, third = first, first
+        for _ in range(tiles):
+            y, there = row % height, (row < rows) & (column < width)
+            g = tl.load(from_grad, mask=there[:, None], other=0.0)
+            if each == 3:
+                a = tl.load(from_x - width * inputs, mask=inside & (there & (y > 0))[:, None], other=0.0)
+                b = tl.load(from_x, mask=inside & there[:, None], other=0.0)
+                c = tl.load(from_x + width * inputs, mask=inside & (there & (y < height - 1))[:, None], other=0.0)
+                first = tl.dot(tl.trans(a), g, first)
+                second = tl.dot(tl.trans(b), g, second)
+                third = tl.dot(tl.trans(c), g, third)
+            else:
+                there = there & (y + k > 0) & (y + k <= height)
+                first = tl.dot(tl.trans(tl.load(from_x, mask=inside & there[:, None], other=0.0)), g, first)
+            row += tile // across
+            from_x += tile // across * (width * inputs)
+            from_grad += tile // across * (width * outputs)
+        to = found + part * (outputs * 9 * inputs)
+        _keep(to, first, k, p, j % inputs, out, inputs, outputs, wide)
+        if each == 3:
+            _keep(to, second, 1, p, j % inputs, out, inputs, outputs, wide)
+            _keep(to, third, 2, p, j % inputs, out, inputs, outputs, wide)
+
+    @triton.jit
+    def _keep(to, total, k, p, c, out, inputs: tl.constexpr, outputs: tl.constexpr, wide: tl.constexpr):
+        """Row k of the filter, added up over a block's pixels, which each have their own share of it in `total`."""
+        right, o = out // outputs, out % outputs
+        left = p[:, None] - right[None, :]
+        at = to + ((o * 9)[None, :] + k * 3 + left) * inputs + c[:, None]
+        met = (left >= 0) & (left < 3)
+        tl.store(at, total, mask=met & (right == 0)[None, :])
+        for one in tl.static_range(1, wide):
+            tl.debug_barrier()
+            mine = met & (right == one)[None, :]
+            tl.store(at, tl.load(at, mask=mine, other=0.0) + total, mask=mine)
