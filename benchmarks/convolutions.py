@@ -1,6 +1,7 @@
 """3x3 convolutions of few channels, by the lab's kernels and by cuDNN, as ResNet-20 has them at a batch of 256.
 
     python benchmarks/convolutions.py
+    python benchmarks/convolutions.py --tune            # which blocks, tiles and warps are quickest on this GPU
 
 Microseconds a call in bfloat16, channels last: alone, and of eight streams at work side by side the time divided by
 eight. `input` and `weight` are the gradients; the lab's gradient of a weight has its parts added up in the time. Needs
@@ -8,15 +9,18 @@ an NVIDIA GPU.
 """
 
 import argparse
+import itertools
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from harness import machine
+from torch import multiprocessing
 from torch.nn import functional as F
 
-from prospr.lab.training.narrow import conv3x3, conv3x3_input, conv3x3_weight
+from prospr.lab.training.narrow import CONV, PARTS, WEIGHT, conv3x3, conv3x3_input, conv3x3_weight
 
 SHAPES = ((3, 16, 32), (16, 16, 32), (32, 32, 16), (64, 64, 8))  # channels in and out, side
 STREAMS, CALLS = 8, 10
@@ -25,12 +29,16 @@ STREAMS, CALLS = 8, 10
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--tune", action="store_true", help="try other settings of the lab's kernels")
     parser.add_argument("--out", help="write the rows as JSON to this file")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this compares kernels of an NVIDIA GPU, and there is none here")
     torch.backends.cudnn.benchmark = True
     print(f"torch {torch.__version__}, {machine('cuda')}\n")
+    if args.tune:
+        tune(args.batch)
+        return
     print(f"{'channels':<12}{'pass':<10}{'cuDNN':>9}{'ours':>9}{'cuDNN / 8':>12}{'ours / 8':>11}{'ratio':>8}")
     rows = []
     for inputs, outputs, side in SHAPES:
@@ -50,6 +58,61 @@ def main() -> None:
             print(f"{f'{inputs} to {outputs}':<12}{name:<10}{shown}", flush=True)
     if args.out:
         Path(args.out).write_text(json.dumps({"machine": machine("cuda"), "batch": args.batch, "rows": rows}, indent=1))
+
+
+def tune(batch: int, processes: int = 12) -> None:
+    """Print the quickest settings of every kernel, eight streams side by side."""
+    found = list(trials())
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:  # to build them takes far longer than to time them; built once is on the disk
+        pool.starmap(_built, [(batch, *one) for one in found], chunksize=1)
+    for (name, shape), here in itertools.groupby(found, key=lambda one: one[:2]):
+        times = []
+        for _, _, how in here:
+            try:
+                times.append((_microseconds(_call(batch, name, shape, how), STREAMS), how))
+            except Exception as error:  # too much shared memory, too many registers
+                print(f"{shape} {name} {how}: {str(error).splitlines()[0][:80]}")
+        for microseconds, how in sorted(times, key=lambda one: one[0])[:4]:
+            print(f"{f'{shape[0]} to {shape[1]}':<12}{name:<10}{microseconds:>8.2f}  {how}", flush=True)
+
+
+def trials() -> Iterator[tuple[str, tuple[int, int, int], dict]]:
+    """Kernel, channels in and out and side, settings."""
+    blocks = {3: [(2, 2), (1, 2)], 16: [(2, 2), (4, 2), (1, 2)], 32: [(2, 2), (1, 2)], 64: [(1, 1), (1, 2)]}
+    for shape in SHAPES:
+        inputs = shape[0]
+        for name in ("forward",) if inputs == 3 else ("forward", "input"):
+            for (high, wide), (tile, warps) in itertools.product(blocks[inputs], [(64, 4), (128, 4), (128, 8)]):
+                yield name, shape, {"high": high, "wide": wide, "tile": tile, "num_warps": warps, "num_stages": 1}
+        ways = [(3, 2, 64, 4, 1), (3, 2, 64, 8, 1), (3, 2, 128, 4, 1), (3, 2, 64, 4, 2), (1, 2, 128, 4, 1)]
+        ways = ways if inputs < 64 else [(1, 1, 64, 4, 1), (1, 1, 64, 8, 1), (1, 1, 64, 4, 2), (1, 2, 64, 8, 1)]
+        for each, wide, tile, warps, stages in ways:
+            for parts in (PARTS[inputs] // 2, PARTS[inputs], 2 * PARTS[inputs]):
+                how = {"each": each, "wide": wide, "tile": tile, "num_warps": warps, "num_stages": stages}
+                yield "weight", shape, {**how, "parts": parts}
+
+
+def _call(batch: int, name: str, shape: tuple[int, int, int], how: dict) -> Callable[[], torch.Tensor]:
+    """One kernel with these settings, which it keeps until the next."""
+    inputs, outputs, side = shape
+    how = dict(how)
+    if name == "weight":
+        PARTS[inputs] = how.pop("parts")
+        WEIGHT[inputs] = how
+    else:
+        CONV[inputs] = how
+    x, y, weight = _random(batch, inputs, side, side), _random(batch, outputs, side, side), _random(*shape[1::-1], 3, 3)
+    if name == "forward":
+        return lambda: conv3x3(x, weight)
+    return (lambda: conv3x3_input(y, weight)) if name == "input" else (lambda: conv3x3_weight(y, x).sum(0).to(y.dtype))
+
+
+def _built(batch: int, name: str, shape: tuple[int, int, int], how: dict) -> None:
+    try:
+        _call(batch, name, shape, how)()
+    except Exception:  # it is told where it is timed
+        return
 
 
 def _random(*shape: int) -> torch.Tensor:
