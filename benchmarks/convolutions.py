@@ -71,7 +71,7 @@ def tune(batch: int, processes: int = 12) -> None:
         for _, _, how in here:
             try:
                 times.append((_microseconds(_call(batch, name, shape, how), STREAMS), how))
-            except Exception as error:  # too much shared memory, too many registers
+            except _refusals() as error:  # too much shared memory, too many registers
                 print(f"{shape} {name} {how}: {str(error).splitlines()[0][:80]}")
         for microseconds, how in sorted(times, key=lambda one: one[0])[:4]:
             print(f"{f'{shape[0]} to {shape[1]}':<12}{name:<10}{microseconds:>8.2f}  {how}", flush=True)
@@ -111,8 +111,14 @@ def _call(batch: int, name: str, shape: tuple[int, int, int], how: dict) -> Call
 def _built(batch: int, name: str, shape: tuple[int, int, int], how: dict) -> None:
     try:
         _call(batch, name, shape, how)()
-    except Exception:  # it is told where it is timed
+    except _refusals():  # it is told where it is timed
         return
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from triton.runtime.errors import TritonError
+
+    return TritonError, RuntimeError
 
 
 def _random(*shape: int) -> torch.Tensor:
