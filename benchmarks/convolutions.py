@@ -37,7 +37,11 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     print(f"torch {torch.__version__}, {machine('cuda')}\n")
     if args.tune:
-        tune(args.batch)
+        rows = tune(args.batch)
+        if args.out:
+            Path(args.out).write_text(
+                json.dumps({"machine": machine("cuda"), "batch": args.batch, "rows": rows}, indent=1)
+            )
         return
     print(f"{'channels':<12}{'pass':<10}{'cuDNN':>9}{'ours':>9}{'cuDNN / 8':>12}{'ours / 8':>11}{'ratio':>8}")
     rows = []
@@ -60,9 +64,9 @@ def main() -> None:
         Path(args.out).write_text(json.dumps({"machine": machine("cuda"), "batch": args.batch, "rows": rows}, indent=1))
 
 
-def tune(batch: int, processes: int = 12) -> None:
-    """Print the quickest settings of every kernel, eight streams side by side."""
-    found = list(trials())
+def tune(batch: int, processes: int = 12) -> list[dict]:
+    """Print the quickest settings of every kernel, eight streams side by side; all that were timed."""
+    found, rows = list(trials()), []
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes) as pool:  # to build them takes far longer than to time them; built once is on the disk
         pool.starmap(_built, [(batch, *one) for one in found], chunksize=1)
@@ -73,8 +77,10 @@ def tune(batch: int, processes: int = 12) -> None:
                 times.append((_microseconds(_call(batch, name, shape, how), STREAMS), how))
             except _refusals() as error:  # too much shared memory, too many registers
                 print(f"{shape} {name} {how}: {str(error).splitlines()[0][:80]}")
+        rows += [{"pass": name, "channels": shape[:2], "side": shape[2], "us": t, "how": how} for t, how in times]
         for microseconds, how in sorted(times, key=lambda one: one[0])[:4]:
             print(f"{f'{shape[0]} to {shape[1]}':<12}{name:<10}{microseconds:>8.2f}  {how}", flush=True)
+    return rows
 
 
 def trials() -> Iterator[tuple[str, tuple[int, int, int], dict]]:
