@@ -174,27 +174,23 @@ def _parts(x: Tensor) -> int:
 
 # -------------------------------------------------------------------------------------------------------- kernels
 
-# By channels of the input: pixels to a block, blocks to a program, and how Triton builds it. Chosen by the number of
-# instructions a pixel in what it builds for an H200; to be measured there.
+# By channels of the input: pixels to a block, blocks to a program, and how Triton builds it. The quickest on an H200 of
+# those that `benchmarks/convolutions.py --tune` tries, eight streams side by side.
 CONV = {
     3: {"high": 2, "wide": 2, "tile": 128, "num_warps": 4, "num_stages": 1},
-    16: {"high": 2, "wide": 2, "tile": 128, "num_warps": 4, "num_stages": 1},
-    32: {"high": 2, "wide": 2, "tile": 128, "num_warps": 8, "num_stages": 1},
-    64: {"high": 1, "wide": 1, "tile": 128, "num_warps": 8, "num_stages": 1},
+    16: {"high": 4, "wide": 2, "tile": 128, "num_warps": 4, "num_stages": 1},
+    32: {"high": 1, "wide": 2, "tile": 128, "num_warps": 4, "num_stages": 1},
+    64: {"high": 1, "wide": 2, "tile": 128, "num_warps": 8, "num_stages": 1},
 }
 # And how many of the filter's three rows a program sees to.
 WEIGHT = {
-    3: {"each": 3, "wide": 2, "tile": 64, "num_warps": 4, "num_stages": 1},
-    16: {"each": 3, "wide": 2, "tile": 64, "num_warps": 4, "num_stages": 1},
-    32: {"each": 3, "wide": 2, "tile": 64, "num_warps": 8, "num_stages": 1},
-    64: {"each": 1, "wide": 1, "tile": 64, "num_warps": 4, "num_stages": 1},
+    3: {"each": 3, "wide": 2, "tile": 64, "num_warps": 4, "num_stages": 2},
+    16: {"each": 3, "wide": 2, "tile": 64, "num_warps": 4, "num_stages": 2},
+    32: {"each": 3, "wide": 2, "tile": 64, "num_warps": 4, "num_stages": 2},
+    64: {"each": 1, "wide": 1, "tile": 64, "num_warps": 4, "num_stages": 2},
 }
-PARTS = {
-    3: 128,
-    16: 128,
-    32: 64,
-    64: 44,
-}  # groups of pixels whose shares of a weight's gradient are added up at the end
+# Groups of pixels, whose shares of a weight's gradient are added up at the end.
+PARTS = {3: 128, 16: 128, 32: 64, 64: 22}
 
 if triton is not None:
 
