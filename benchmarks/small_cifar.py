@@ -1,6 +1,7 @@
-"""ResNet-20 on CIFAR-10 at 16 x 16 pixels, small enough for a CPU: which scope trains best? Judged on training images.
+"""ResNet-20 on CIFAR-10 at 16 x 16 pixels, small enough for a CPU: which masks train best? Judged on training images.
 
     python benchmarks/small_cifar.py --root DIR --out results/small_cifar_cpu.jsonl      # four minutes a run and core
+    python benchmarks/small_cifar.py --root DIR --out FILE --scopes spread --methods snip-20 snip-20-mb
     python benchmarks/small_cifar.py --out results/small_cifar_cpu.jsonl --show
 
 DIR holds cifar-10-batches-bin. 20,000 training images, halved in size, ten epochs of SGD with one cycle of the learning
@@ -11,8 +12,10 @@ the same images. A line a run is added to the file, and a run that has a line is
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +25,13 @@ import prospr
 from prospr.lab.data import load
 from prospr.lab.models import build
 
-TRAINED, JUDGED, BATCH, EPOCHS = 20_000, 5_000, 128, 10
+TRAINED, JUDGED, BATCH, EPOCHS, SCORED = 20_000, 5_000, 128, 10, 80  # SCORED: batches there are to score by
+METHODS: dict[str, Any] = {
+    "prospr": "prospr",
+    "snip-20": prospr.Iterative(prospr.Snip(), rounds=20),
+    "snip-20-mb": prospr.Iterative(prospr.Snip(batches=SCORED), rounds=20),  # all 10,240 images in every round
+    "random": prospr.Iterative(prospr.Random(), rounds=100, redraw=True),
+}
 
 
 def main() -> None:
@@ -33,15 +42,14 @@ def main() -> None:
     if not args.show:
         images, labels = small_images(args.root)
         for seed in args.seeds:
-            for sparsity in args.sparsities:
-                for scope in args.scopes:
-                    key = {"method": args.method, "scope": scope, "sparsity": sparsity, "seed": seed}
-                    if any(key.items() <= row.items() for row in rows):
-                        continue
-                    rows.append(key | measure(images, labels, **key))
-                    print(rows[-1], flush=True)
-                    with out.open("a") as file:
-                        file.write(json.dumps(rows[-1]) + "\n")
+            for sparsity, method, scope in product(args.sparsities, args.methods, args.scopes):
+                key = {"method": method, "scope": scope, "sparsity": sparsity, "seed": seed}
+                if any(key.items() <= row.items() for row in rows):
+                    continue
+                rows.append(key | measure(images, labels, **key))
+                print(rows[-1], flush=True)
+                with out.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
     show(rows)
 
 
@@ -54,10 +62,10 @@ def small_images(root: str) -> tuple[Tensor, Tensor]:
 
 def measure(images: Tensor, labels: Tensor, method: str, scope: str, sparsity: float, seed: int) -> dict:
     model, rng = build("resnet20", seed=seed), torch.Generator().manual_seed(seed)
-    index = torch.randperm(TRAINED, generator=rng)[: 80 * BATCH]
+    index = torch.randperm(TRAINED, generator=rng)[: SCORED * BATCH]
     batches = [(images[i], labels[i]) for i in index.split(BATCH)]
     start = time.perf_counter()
-    masks = prospr.prune(model, batches, sparsity, method=method, scope=scope, seed=seed)
+    masks = prospr.prune(model, batches, sparsity, method=METHODS[method], scope=scope, seed=seed)
     scored = time.perf_counter()
     train(model, images[:TRAINED], labels[:TRAINED], rng)
     accuracy = judge(model, images[TRAINED:], labels[TRAINED:])
@@ -99,7 +107,7 @@ def show(rows: list[dict]) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="where data sets lie")
-    parser.add_argument("--method", default="prospr")
+    parser.add_argument("--methods", nargs="+", default=["prospr"], choices=METHODS)
     parser.add_argument("--scopes", nargs="+", default=["balanced", "focused"])
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.982])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
