@@ -13,7 +13,7 @@ from prospr.lab.models import build
 from prospr.lab.training import narrow
 from prospr.lab.training.narrow import NarrowConv2d, conv3x3, conv3x3_input, conv3x3_weight, narrowed
 
-SHAPES = [  # channels in and out, height, width, images; blocks of 1 x 2, 2 x 2, 2 x 1, 1 x 1 pixels
+SHAPES = [  # channels in and out, height, width, images; sides that blocks of 4 and 2 pixels divide, and others
     (3, 16, 9, 10, 2),
     (3, 16, 8, 8, 2),
     (16, 16, 8, 8, 3),
