@@ -82,7 +82,7 @@ def test_several_groups_are_scored_at_once(fair, tmp_path, monkeypatch):
     assert asked == [["snip", "erk"], ["magnitude"]]
 
 
-@pytest.mark.parametrize("table", ["resnet20", "vgg16", "structured"])
+@pytest.mark.parametrize("table", ["resnet20", "resnet20b", "vgg16", "structured"])
 def test_every_arm_is_an_experiment(fair, table):
     whole = fair.TABLES[table]
     assert whole.baseline in whole.arms
@@ -93,6 +93,21 @@ def test_every_arm_is_an_experiment(fair, table):
     assert len({one.identity for _, one in wanted}) == 2 * (pruned * len(whole.sparsities) + 1)
     for _, one in wanted:
         check(one)
+
+
+def test_a_table_has_its_recipe_and_its_network(fair):
+    """Those of NTK-SAP's published script, and those of the paper; on another network neither."""
+    found = {}
+    for table in ("resnet20", "resnet20b"):
+        options = ["--table", table, "--dataset", "cifar10", "--arms", "snip", "--sparsities", "0.9", "--seeds", "0"]
+        options += ["--epochs", str(fair.TABLES[table].epochs)]
+        ((_, found[table]),) = fair.wanted(fair._arguments([*options, "--network", "resnet20"]))
+    ours, theirs = found["resnet20"].trained_by, found["resnet20b"].trained_by
+    assert (ours.epochs, ours.batch_size, ours.weight_decay, ours.drops) == (200, 256, 5e-4, (100, 150))
+    assert (theirs.epochs, theirs.batch_size, theirs.weight_decay, theirs.drops) == (160, 128, 1e-4, (80, 120))
+    assert [one.settings for one in found.values()] == [{}, {"shortcut": "B"}]
+    ((_, small),) = fair.wanted(fair._arguments([*options, "--network", "vgg16"]))
+    assert not small.settings
 
 
 def test_channels_are_taken_out_before_the_training(fair, tmp_path, capsys):
