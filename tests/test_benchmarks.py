@@ -14,7 +14,7 @@ from prospr.lab.runs.folder import find_run
 from prospr.lab.runs.making import check
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-HERE = ("channels", "fair", "narrower", "stepping", "torch_pruning_rival", "harness", "scale")
+HERE = ("channels", "fair", "narrower", "stability", "stepping", "torch_pruning_rival", "harness", "scale")
 
 
 def imported(name, monkeypatch):
@@ -39,6 +39,11 @@ def narrower(monkeypatch):
 @pytest.fixture
 def scale(monkeypatch):
     yield from imported("scale", monkeypatch)
+
+
+@pytest.fixture
+def stability(monkeypatch):
+    yield from imported("stability", monkeypatch)
 
 
 @pytest.fixture
@@ -269,3 +274,15 @@ def test_random_masks_in_some_of_the_channels(narrower, tmp_path, capsys):
     assert sum(int(m.sum()) for m in masks.values()) == round(0.05 * sum(m.numel() for m in masks.values()))
     assert masks["layer3.1.conv1.weight"].flatten(1).any(1).sum() == 16  # of 32
     assert masks["layer3.1.conv2.weight"].flatten(1).any(1).sum() > 24  # the stream has them all
+
+
+def test_what_scores_have_in_common(stability):
+    values = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-12, 1 + 3 * 2**-12, -3.0001, 0.0])
+    rounded = torch.tensor([1.0, 1 + 2**-10, 1.0, 1 + 2**-10, -3.0, 0.0])
+    assert torch.equal(stability.ten_bits(values), rounded)
+    scores = {"a": torch.arange(40.0).view(4, 10), "b": torch.arange(20.0)}
+    best = stability.first(scores)
+    assert [mask.nonzero().flatten().tolist() for mask in best.values()] == [[38, 39], [19]]
+    other = stability.first({"a": torch.arange(40.0).flip(0), "b": torch.arange(20.0)})
+    assert stability.overlap(best, other) == 1 / 3
+    assert stability.overlap(best, best) == 1
