@@ -160,7 +160,15 @@ def test_the_command_serves_until_it_is_interrupted(runs, tmp_path):
     pytest.importorskip("tyro")
     words = [sys.executable, "-m", "prospr", "serve", str(runs), "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # A shell starts what runs in the background, such as these tests, with interrupts ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         line = done.stdout.readline()
         port = int(re.fullmatch(rf"http://127\.0\.0\.1:(\d+)/ shows {re.escape(str(runs))}; .*\n", line).group(1))
