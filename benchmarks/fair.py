@@ -1,8 +1,8 @@
 """Every method under one recipe, paired by seed, on CIFAR-10 at full length. `--table` says of which network:
 
 resnet20    single weights of ResNet-20, five sparsities
-vgg16       single weights of VGG-16, three sparsities
 resnet20b   as resnet20, but the network and recipe that NTK-SAP's figures are of: 1x1 shortcuts; 160 epochs, batch 128
+vgg16       single weights of VGG-16, three sparsities
 structured  whole channels of VGG-19, taken out before the training: 80, 90 and 95 % of the parameters
 
     python benchmarks/fair.py --root DIR --out results/fair_resnet20.jsonl --minutes 9 --compile

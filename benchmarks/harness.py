@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing, peak memory, and the training step they are measured in."""
+"""What the benchmarks share: timing, peak memory, the training step they are measured in, and images to score by."""
 
 import statistics
 import time
@@ -87,3 +87,19 @@ def each(run, times: int, device) -> float:
     for _ in range(times):
         run()
     return 1000 * (time.perf_counter() - began) / times
+
+
+def cifar_batches(root: str | None, count: int, batch: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of CIFAR-10's training images, scaled, in an order of `seed`; of noise where there is no `root`."""
+    from prospr.lab.data import load
+
+    rng = torch.Generator().manual_seed(seed)
+    if root:
+        split = load("cifar10", root=root).train
+        index = torch.randperm(len(split.labels), generator=rng)[: count * batch]
+        mean, std = split.mean.view(3, 1, 1), split.std.view(3, 1, 1)
+        images, labels = (split.images[index].float() - mean) / std, split.labels[index]
+    else:
+        images = torch.randn(count * batch, 3, 32, 32, generator=rng)
+        labels = torch.randint(0, 10, (count * batch,), generator=rng)
+    return list(zip(images.split(batch), labels.split(batch), strict=True))

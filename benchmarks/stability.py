@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from harness import machine
+from harness import cifar_batches, machine
 from torch import Tensor
 
 import prospr
-from prospr.lab.data import load
 from prospr.lab.models import build
 
 SCORES: dict[str, tuple[prospr.Score, int]] = {  # and how many batches one score reads
@@ -40,14 +39,15 @@ def main() -> None:
     print(f"{'score':<28}{'batch':>6}{'float32':>9}{'10 bits':>9}{'other images':>14}")
     for batch in args.batches:
         for name, (method, reads) in SCORES.items():
-            row = {"score": name, "batch": batch, **firmness(method, images_of(args, 2 * reads, batch), args.seed)}
+            batches = cifar_batches(args.root, 2 * reads, batch, args.seed)
+            row = {"score": name, "batch": batch, **firmness(method, batches, args.seed)}
             rows.append(row)
             figures = f"{row['float32']:>9.3f}{row['ten bits']:>9.3f}{row['other images']:>14.3f}"
             print(f"{name:<28}{batch:>6}{figures}", flush=True)
     print(f"\n{'mask':<28}{'batch':>6}{'kept too':>10}{'chance':>9}")
     batch = args.batches[0]
     for method in METHODS:
-        batches = images_of(args, 80, batch)
+        batches = cifar_batches(args.root, 80, batch, args.seed)
         masks = [
             prospr.prune(
                 build("resnet20", seed=args.seed),
@@ -103,19 +103,6 @@ def overlap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 def ten_bits(values: Tensor) -> Tensor:
     """Rounded to the mantissa of TF32."""
     return ((values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-def images_of(args: argparse.Namespace, count: int, batch: int) -> list[tuple[Tensor, Tensor]]:
-    rng = torch.Generator().manual_seed(args.seed)
-    if args.root:
-        split = load("cifar10", root=args.root).train
-        index = torch.randperm(len(split.labels), generator=rng)[: count * batch]
-        mean, std = split.mean.view(3, 1, 1), split.std.view(3, 1, 1)
-        images, labels = (split.images[index].float() - mean) / std, split.labels[index]
-    else:
-        images = torch.randn(count * batch, 3, 32, 32, generator=rng)
-        labels = torch.randint(0, 10, (count * batch,), generator=rng)
-    return list(zip(images.split(batch), labels.split(batch), strict=True))
 
 
 def _arguments() -> argparse.Namespace:

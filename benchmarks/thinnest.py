@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 
 import torch
-from harness import machine
+from harness import cifar_batches, machine
 
 import prospr
-from prospr.lab.data import load
 from prospr.lab.models import build
 
 NETWORKS = ("resnet20", "vgg16", "vgg19", "resnet18")
@@ -67,28 +66,14 @@ def main() -> None:
 
 def measure(network: str, method: str, sparsity: float, args, device: torch.device) -> dict:
     model = build(network, seed=args.seed).to(device)
+    read = cifar_batches(args.root, 80, args.batch, args.seed)  # as many as twenty rounds of M = 3 read
+    batches = [(images.to(device), labels.to(device)) for images, labels in read]
     start = time.perf_counter()
-    masks = prospr.prune(model, batches(args, device), sparsity, method=method, collapse="ignore", seed=args.seed)
+    masks = prospr.prune(model, batches, sparsity, method=method, collapse="ignore", seed=args.seed)
     counts = {name: int(mask.sum()) for name, mask in masks.items()}
     layer = min(counts, key=lambda name: counts[name])
     empty = sum(count == 0 for count in counts.values())
     return {"empty": empty, "fewest": counts[layer], "layer": layer, "seconds": time.perf_counter() - start}
-
-
-def batches(args, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Eighty, as many as twenty rounds of M = 3 read."""
-    rng = torch.Generator().manual_seed(args.seed)
-    count = 80 * args.batch
-    if args.root:
-        split = load("cifar10", root=args.root).train
-        index = torch.randperm(len(split.labels), generator=rng)[:count]
-        mean, std = split.mean.view(3, 1, 1), split.std.view(3, 1, 1)
-        images, labels = (split.images[index].float() - mean) / std, split.labels[index]
-    else:
-        images = torch.randn(count, 3, 32, 32, generator=rng)
-        labels = torch.randint(0, 10, (count,), generator=rng)
-    images, labels = images.to(device), labels.to(device)
-    return list(zip(images.split(args.batch), labels.split(args.batch), strict=True))
 
 
 def _arguments() -> argparse.Namespace:

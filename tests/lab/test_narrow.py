@@ -111,7 +111,16 @@ def test_the_kernels_interpreted():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "shape", [*SHAPES, (3, 16, 32, 32, 256), (16, 16, 32, 32, 256), (32, 32, 16, 16, 80), (64, 64, 8, 8, 256)], ids=str
+    "shape",
+    [
+        *SHAPES,
+        (3, 16, 32, 32, 256),
+        (16, 16, 32, 32, 256),
+        (32, 32, 16, 16, 80),
+        (32, 32, 16, 16, 256),
+        (64, 64, 8, 8, 256),
+    ],
+    ids=str,
 )
 def test_the_kernels_on_a_gpu(shape):
     x, weight, grad = tensors(shape, torch.bfloat16, "cuda")

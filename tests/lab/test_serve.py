@@ -166,7 +166,7 @@ def test_the_command_serves_until_it_is_interrupted(runs, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        # A shell starts what runs in the background, such as these tests, with interrupts ignored.
+        # Tests that a shell runs in the background inherit that interrupts are ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
