@@ -79,10 +79,14 @@ CHANNELS = {"granularity": "channel", "shrink": True}
 STRUCTURED: dict[str, tuple[str, dict]] = {
     "dense": (DENSE, {}),
     "3sp": ("3sp", CHANNELS),
-    "prospr, channels": ("prospr", CHANNELS),
+    "prospr, channels": ("prospr", {**CHANNELS, "scope": "balanced"}),  # its default, said
+    "random, channels": ("random", CHANNELS),
     "3sp + rescale": ("3sp", {**CHANNELS, "weights": "rescale"}),
     "3sp + reinit": ("3sp", {**CHANNELS, "weights": "redraw"}),
-    "random, channels": ("random", CHANNELS),
+    "prospr, channels + rescale": ("prospr", {**CHANNELS, "scope": "balanced", "weights": "rescale"}),
+    "prospr, channels, global": ("prospr", {**CHANNELS, "scope": "global"}),
+    "prospr, channels, global + rescale": ("prospr", {**CHANNELS, "scope": "global", "weights": "rescale"}),
+    "random, channels, balanced": ("random", {**CHANNELS, "scope": "balanced"}),
 }
 
 

@@ -67,18 +67,18 @@ def measure(images: Tensor, labels: Tensor, method: str, scope: str, sparsity: f
     start = time.perf_counter()
     masks = prospr.prune(model, batches, sparsity, method=METHODS[method], scope=scope, seed=seed)
     scored = time.perf_counter()
-    train(model, images[:TRAINED], labels[:TRAINED], rng)
+    train(model, images[:TRAINED], labels[:TRAINED], rng, EPOCHS)
     accuracy = judge(model, images[TRAINED:], labels[TRAINED:])
     seconds = {"score_seconds": scored - start, "train_seconds": time.perf_counter() - scored}
     return {"accuracy": accuracy, "kept": masks.kept, "layers": [int(m.sum()) for m in masks.values()], **seconds}
 
 
-def train(model: nn.Module, images: Tensor, labels: Tensor, rng: torch.Generator) -> None:
+def train(model: nn.Module, images: Tensor, labels: Tensor, rng: torch.Generator, epochs: int) -> None:
     model.to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     steps = len(images) // BATCH
-    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=EPOCHS * steps, pct_start=0.2)
-    for _ in range(EPOCHS):
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=epochs * steps, pct_start=0.2)
+    for _ in range(epochs):
         for index in torch.randperm(len(images), generator=rng).split(BATCH)[:steps]:
             turned = (torch.rand(BATCH, generator=rng) < 0.5)[:, None, None, None]
             x = torch.where(turned, images[index].flip(3), images[index]).contiguous(memory_format=torch.channels_last)

@@ -163,10 +163,10 @@ def test_batches_that_can_be_read_once_end_in_a_later_round():
         prospr.prune(MLP.model(), iter(MLP.batches(4)), 0.5)
 
 
-@pytest.mark.parametrize("granularity", ["channel", "2:4", (2, 2)])
-def test_what_goes_whole_goes_in_one_shot(granularity):
+@pytest.mark.parametrize(("granularity", "scope"), [("channel", "balanced"), ("2:4", "global"), ((2, 2), "global")])
+def test_what_goes_whole_goes_in_one_shot(granularity, scope):
     how = {"granularity": granularity, "sparsity": 0.5}
-    once = prospr.prune(MLP.model(), MLP.batches(4), method="prospr-one-shot", **how)
+    once = prospr.prune(MLP.model(), MLP.batches(4), method="prospr-one-shot", scope=scope, **how)
     assert prospr.prune(MLP.model(), MLP.batches(4), **how) == once
 
 

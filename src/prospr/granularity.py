@@ -89,8 +89,10 @@ class Channels:
     per_flop: bool = False
 
     def __post_init__(self) -> None:
-        if self.scope in ("balanced", "spread", "focused", "erk"):
-            raise SettingError(f"scope={self.scope!r} is for single weights; for channels use 'global' or 'layer'")
+        if self.scope in ("spread", "focused", "erk"):
+            raise SettingError(
+                f"scope={self.scope!r} is for single weights; for channels use 'global', 'balanced' or 'layer'"
+            )
         self.groups.require()  # before the scoring, not after it
 
     @property

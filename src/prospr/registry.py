@@ -24,7 +24,9 @@ class Method:
 
     def suited(self, granularity: Granularity) -> "Method":
         """The method for what goes whole; `score` and `scope` may be for single weights alone."""
-        return self if granularity == "weight" else self.in_one_shot()
+        if granularity == "weight" or self.once is None:
+            return self
+        return replace(self, score=self.once, once=None) if granularity == "channel" else self.in_one_shot()
 
     def in_one_shot(self) -> "Method":
         """The method by the score that it has for that, if it has one."""

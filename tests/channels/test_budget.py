@@ -139,7 +139,7 @@ class Residual(nn.Module):
     model=networks(),
     sparsity=st.floats(0, 0.9),
     unit=st.sampled_from(UNITS),
-    scope=st.sampled_from(["global", "layer"]),
+    scope=st.sampled_from(["global", "balanced", "layer"]),
     least=st.integers(1, 3),
     round_to=st.sampled_from([1, 2, 4]),
     per_flop=st.booleans(),
@@ -368,6 +368,67 @@ def test_a_hundred_rounds_of_synflow_and_force_by_name():
         assert sum(p.numel() for p in small.parameters()) <= 0.4 * whole
 
 
+def chain_of_three() -> tuple[nn.Sequential, torch.Tensor]:
+    """Channels that can go: two of the first layer, three of the second."""
+    return nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("scope", "removed"),  # in that order, one channel after another
+    [("global", [(1, 2), (1, 1), (0, 1)]), ("balanced", [(1, 2), (0, 1), (1, 1)])],
+)
+def test_balanced_compares_shares_by_hand(scope, removed):
+    model, example = chain_of_three()
+    found = find(model, example)
+    first, second = found.sets.values()
+    scores = dict(zip(found.sets, [torch.tensor([30.0, 10.0]), torch.tensor([5.0, 3.0, 2.0])], strict=True))
+    # as shares: 3/4, 1/4 and 1/2, 3/10, 2/10
+    groups = [(first, second)[layer][channel] for layer, channel in removed]
+    for gone in (1, 2, 3):
+        masks = found.select(scores, gone / 6, budget="channels", scope=scope)  # six outputs, the last is the network's
+        assert found.removed(masks) == set(groups[:gone])
+
+
+def test_balanced_counts_the_weights_that_a_channel_is_in():
+    """A stream's channels are in four weights here and the inner ones in two, so shares of the stream count twice."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.inner, self.back, self.end = (nn.Linear(a, b) for a, b in ((3, 4), (4, 4), (4, 4), (4, 2)))
+
+        def forward(self, x):
+            stream = self.start(x)
+            return self.end(stream + self.back(torch.relu(self.inner(stream))))
+
+    model, example = Block(), torch.zeros(1, 3)
+    found = find(model, example)
+    assert {name: sorted({n for (n, _), ids in found.axes.items() if ids[0] in of and n.endswith("weight")})
+            for name, of in found.sets.items()} == {
+        "start.weight": ["back.weight", "end.weight", "inner.weight", "start.weight"],
+        "inner.weight": ["back.weight", "inner.weight"],
+    }  # fmt: skip
+    scores = {"start.weight": torch.tensor([4.0, 3.0, 2.0, 1.0]), "inner.weight": torch.tensor([5.0, 2.5, 1.5, 1.0])}
+    # shares, four weights and two: 1.6, 1.2, 0.8, 0.4 and 1.0, 0.5, 0.3, 0.2
+    order = [("inner.weight", 3), ("inner.weight", 2), ("start.weight", 3), ("inner.weight", 1), ("start.weight", 2)]
+    gone, total = set(), found.size().channels
+    for name, channel in order:
+        gone.add(found.sets[name][channel])
+        left = found.size(found.masks(gone)).channels
+        masks = found.select(scores, 1 - left / total, budget="channels", scope="balanced")
+        assert found.removed(masks) == gone
+
+
+def test_balanced_shares_are_of_what_is_left():
+    model, example = chain_of_three()
+    found = find(model, example)
+    first, second = found.sets.values()
+    before = found.masks({second[0]})  # an earlier round took the second layer's first channel
+    scores = dict(zip(found.sets, [torch.tensor([70.0, 30.0]), torch.tensor([9.0, 3.0, 2.0])], strict=True))
+    masks = found.select(scores, 2 / 6, budget="channels", scope="balanced", among=before)
+    assert found.removed(masks) == {second[0], first[1]}  # 0.3 is less than 2 / (3 + 2), and more than 2 / 14
+
+
 def test_a_round_in_which_nothing_differs_is_a_collapse():
     class Alike(Score):
         def score_groups(self, problem, total):
@@ -388,8 +449,8 @@ def test_a_round_in_which_nothing_differs_is_a_collapse():
         ({"budget": "weights"}, r"budget='weights': use 'parameters', 'channels' or 'flops'"),
         ({"round_to": 0}, r"round_to=0: use a whole number, 1 or more"),
         ({"round_to": 2.5}, r"round_to=2.5"),
-        ({"scope": "erk"}, r"scope='erk' is for single weights; for channels use 'global' or 'layer'"),
-        ({"scope": "all"}, r"scope='all': for channels use 'global' or 'layer'"),
+        ({"scope": "erk"}, r"scope='erk' is for single weights; for channels use 'global', 'balanced' or 'layer'"),
+        ({"scope": "all"}, r"scope='all': for channels use 'global', 'balanced' or 'layer'"),
         ({"keep_per_layer": 1.5}, r"keep_per_layer=1.5: for channels use a whole number"),
         ({"sparsity": 1.2}, r"sparsity=1.2"),
         ({"granularity": "filter"}, r"filter"),

@@ -13,7 +13,7 @@ from prospr.masks.select import check_sparsity
 
 __all__ = ["Scope", "choose"]
 
-Scope = Literal["global", "layer"]
+Scope = Literal["global", "balanced", "layer"]
 
 
 def choose(
@@ -26,11 +26,17 @@ def choose(
     per_flop: bool,
     scope: Scope,
     least: int,
+    places: Mapping[str, int],
     gone: Sequence[int] = (),
 ) -> set[int]:
-    """The groups to remove; `gone` are removed already. Counts `costs` down to what is left."""
+    """The groups to remove; `gone` are removed already. Counts `costs` down to what is left.
+
+    places: in how many weights a set's channels are, as their inputs or outputs.
+    """
     _check(scores, sparsity, unit, round_to, scope, least)
     values = {g: s for name, ids in sets.items() for g, s in zip(ids, scores[name].tolist(), strict=True)}
+    if scope == "balanced":
+        values = _balanced(sets, values, set(gone), places)
     if per_flop:
         values = {g: s / max(1, costs.saved(g, "flops")) for g, s in values.items()}
     removed = set(gone)
@@ -49,6 +55,18 @@ def choose(
             f"{least}, round_to={round_to}, and what is kept whole) it ends at {reached:.4f}; lower it"
         )
     return removed
+
+
+def _balanced(
+    sets: Mapping[str, Sequence[int]], values: Mapping[int, float], gone: set[int], places: Mapping[str, int]
+) -> dict[int, float]:
+    """Each value as a share of its set's total, of what is left, for every weight that the set is in."""
+    found = dict(values)
+    for name, ids in sets.items():
+        total = math.fsum(abs(values[g]) for g in ids if g not in gone)
+        if total > 0:
+            found |= {g: values[g] * places[name] / total for g in ids}
+    return found
 
 
 def _in_order(
@@ -77,8 +95,8 @@ def _check(scores: Mapping[str, Tensor], sparsity: float, unit: str, round_to: i
         raise SettingError(f"budget={unit!r}: use 'parameters', 'channels' or 'flops'")
     if not isinstance(round_to, int) or round_to < 1:
         raise SettingError(f"round_to={round_to!r}: use a whole number, 1 or more")
-    if scope not in ("global", "layer"):
-        raise SettingError(f"scope={scope!r}: for channels use 'global' or 'layer'")
+    if scope not in ("global", "balanced", "layer"):
+        raise SettingError(f"scope={scope!r}: for channels use 'global', 'balanced' or 'layer'")
     if not isinstance(least, int) or least < 1:
         raise SettingError(f"keep_per_layer={least!r}: for channels use a whole number, 1 or more")
     for name, s in scores.items():

@@ -135,7 +135,8 @@ class Groups:
         budget: what `sparsity` is a share of: "parameters", "channels" (outputs of layers) or "flops".
         round_to: the channels kept of a set are a multiple of this, or all.
         per_flop: compare scores divided by the FLOPs that removing the channel alone would save, as 3SP can.
-        scope: "global", or "layer": the same share of every set.
+        scope: "global"; "layer": the same share of every set; "balanced": scores are shares of their set's total, for
+            each weight that the set's channels are in, so that layers become about equally wide, wider ones first.
         keep_per_layer: so many channels stay in every dimension.
         among: masks of an earlier round; what they removed stays removed.
         """
@@ -150,10 +151,21 @@ class Groups:
                     f"{name}: scores of shape {tuple(scores[name].shape)} for {len(ids)} channels; one each is needed"
                 )
         gone = list(self.removed(among)) if among is not None else []
+        costs, places = self.costs(), self._places()
         removed = choose(
-            self.costs(), self.sets, scores, sparsity, budget, round_to, per_flop, scope, keep_per_layer, gone
+            costs, self.sets, scores, sparsity, budget, round_to, per_flop, scope, keep_per_layer, places, gone
         )
         return self.masks(removed).to(next(iter(scores.values())).device)
+
+    def _places(self) -> dict[str, int]:
+        """In how many weights the channels of each set are, as outputs or inputs."""
+        inside = Counter(
+            group
+            for (name, _), ids in self.axes.items()
+            if len(self.parameters.get(name, ())) > 1
+            for group in set(ids)
+        )
+        return {name: inside[ids[0]] for name, ids in self.sets.items()}
 
     def masks(self, removed: set[int]) -> Masks:
         """Masks of every parameter that has a channel which could go."""

@@ -108,9 +108,10 @@ def method_of(experiment: Experiment) -> Method:
             f"pruning.check='shuffled' moves single weights, and {granularity} go whole; use 'redrawn' or 'inverted'"
         )
     if granularity == "channel":
-        if pruning.scope not in (None, "global", "layer"):
+        if pruning.scope not in (None, "global", "balanced", "layer"):
             raise SettingError(
-                f"pruning.scope={pruning.scope!r} is for single weights; for channels use 'global' or 'layer'"
+                f"pruning.scope={pruning.scope!r} is for single weights; for channels use 'global', 'balanced' or "
+                "'layer'"
             )
     else:
         usual = Pruning()

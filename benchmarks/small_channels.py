@@ -1,0 +1,103 @@
+"""VGG-19 at a quarter of its width on CIFAR-10, small enough for a CPU: which channels should go, and what do the rest
+start from? Judged on training images.
+
+    python benchmarks/small_channels.py --root DIR --out results/small_channels_cpu.jsonl    # two minutes a run and core
+    python benchmarks/small_channels.py --root DIR --out FILE --methods prospr 3sp --scopes global --weights keep
+    python benchmarks/small_channels.py --out results/small_channels_cpu.jsonl --show
+
+DIR holds cifar-10-batches-bin. Channels are taken out until `--sparsities` of the parameters are gone; what is left is
+trained on 20,000 images for eight epochs of SGD with one cycle of the learning rate, mirrored at random; accuracy on
+5,000 other training images. Seed by seed, all start from the same weights and see the same images. A line a run is
+added to the file, and a run that has a line is not run again.
+"""
+
+import argparse
+import json
+import time
+from itertools import product
+from pathlib import Path
+from statistics import fmean, stdev
+
+import torch
+from small_cifar import BATCH, JUDGED, TRAINED, judge, train
+from torch import Tensor, nn
+
+import prospr
+from prospr.lab.data import load
+from prospr.lab.models import build
+
+EPOCHS, SCORED = 8, 20  # SCORED: batches there are to score by
+METHODS = {"prospr": "prospr-one-shot", "3sp": "3sp", "synflow": "synflow", "random": "random"}
+KEY = ("method", "scope", "weights", "sparsity")
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_num_threads(1)
+    out = Path(args.out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    if not args.show:
+        images, labels = scaled_images(args.root)
+        for seed in args.seeds:
+            for one in product(args.methods, args.scopes, args.weights, args.sparsities):
+                key = {**dict(zip(KEY, one, strict=True)), "seed": seed}
+                if any(key.items() <= row.items() for row in rows):
+                    continue
+                rows.append(key | measure(images, labels, **key))
+                print(rows[-1], flush=True)
+                with out.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    show(rows)
+
+
+def scaled_images(root: str) -> tuple[Tensor, Tensor]:
+    split = load("cifar10", root=root).train
+    images = split.images[: TRAINED + JUDGED].float()
+    return (images - split.mean.view(3, 1, 1)) / split.std.view(3, 1, 1), split.labels[: TRAINED + JUDGED]
+
+
+def measure(images: Tensor, labels: Tensor, method: str, scope: str, weights: str, sparsity: float, seed: int) -> dict:
+    model, rng = build("vgg19", seed=seed, width=16), torch.Generator().manual_seed(seed)
+    index = torch.randperm(TRAINED, generator=rng)[: SCORED * BATCH]
+    batches = [(images[i], labels[i]) for i in index.split(BATCH)]
+    start = time.perf_counter()
+    masks = prospr.prune(
+        model, batches, sparsity, method=METHODS[method], scope=scope, granularity="channel", seed=seed
+    )
+    small = prospr.shrink(model, masks, images[:1], weights=weights)
+    scored = time.perf_counter()
+    train(small, images[:TRAINED], labels[:TRAINED], rng, EPOCHS)
+    accuracy = judge(small, images[TRAINED:], labels[TRAINED:])
+    seconds = {"score_seconds": scored - start, "train_seconds": time.perf_counter() - scored}
+    widths = [layer.out_channels for layer in small.modules() if isinstance(layer, nn.Conv2d)]
+    parameters = sum(p.numel() for p in small.parameters())
+    return {"accuracy": accuracy, "widths": widths, "parameters": parameters, **seconds}
+
+
+def show(rows: list[dict]) -> None:
+    print(f"{'method':<10}{'scope':<10}{'weights':<9}{'sparsity':>9}{'mean %':>9}{'sd':>7}{'n':>4}  widths, mean")
+    for one in dict.fromkeys(tuple(row[name] for name in KEY) for row in rows):
+        found = [row for row in rows if tuple(row[name] for name in KEY) == one]
+        reached = [100 * row["accuracy"] for row in found]
+        spread = f"{stdev(reached):.2f}" if len(reached) > 1 else ""
+        widths = " ".join(f"{fmean(layer):.0f}" for layer in zip(*(row["widths"] for row in found), strict=True))
+        method, scope, weights, sparsity = one
+        said = f"{method:<10}{scope:<10}{weights:<9}{100 * sparsity:>7.1f} %"
+        print(f"{said}{fmean(reached):>9.2f}{spread:>7}{len(reached):>4}  {widths}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", help="where data sets lie")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--scopes", nargs="+", default=["balanced", "global"])
+    parser.add_argument("--weights", nargs="+", default=["rescale"], choices=("keep", "rescale", "redraw"))
+    parser.add_argument("--sparsities", nargs="+", type=float, default=[0.95])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--out", default="small_channels.jsonl", help="a line of JSON a run is added to this file")
+    parser.add_argument("--show", action="store_true", help="print the table of the file and run nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
