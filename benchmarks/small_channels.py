@@ -1,7 +1,7 @@
 """VGG-19 at a quarter of its width on CIFAR-10, small enough for a CPU: which channels should go, and what do the rest
 start from? Judged on training images.
 
-    python benchmarks/small_channels.py --root DIR --out results/small_channels_cpu.jsonl    # two minutes a run and core
+    python benchmarks/small_channels.py --root DIR --out results/small_channels_cpu.jsonl   # two minutes a run and core
     python benchmarks/small_channels.py --root DIR --out FILE --methods prospr 3sp --scopes global --weights keep
     python benchmarks/small_channels.py --out results/small_channels_cpu.jsonl --show
 
@@ -19,11 +19,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
-from small_cifar import BATCH, JUDGED, TRAINED, judge, train
+from small_cifar import BATCH, TRAINED, full_size, judge, train
 from torch import Tensor, nn
 
 import prospr
-from prospr.lab.data import load
 from prospr.lab.models import build
 
 EPOCHS, SCORED = 8, 20  # SCORED: batches there are to score by
@@ -37,7 +36,7 @@ def main() -> None:
     out = Path(args.out)
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     if not args.show:
-        images, labels = scaled_images(args.root)
+        images, labels = full_size(args.root)
         for seed in args.seeds:
             for one in product(args.methods, args.scopes, args.weights, args.sparsities):
                 key = {**dict(zip(KEY, one, strict=True)), "seed": seed}
@@ -48,12 +47,6 @@ def main() -> None:
                 with out.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
     show(rows)
-
-
-def scaled_images(root: str) -> tuple[Tensor, Tensor]:
-    split = load("cifar10", root=root).train
-    images = split.images[: TRAINED + JUDGED].float()
-    return (images - split.mean.view(3, 1, 1)) / split.std.view(3, 1, 1), split.labels[: TRAINED + JUDGED]
 
 
 def measure(images: Tensor, labels: Tensor, method: str, scope: str, weights: str, sparsity: float, seed: int) -> dict:

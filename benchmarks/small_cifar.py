@@ -1,12 +1,16 @@
-"""ResNet-20 on CIFAR-10 at 16 x 16 pixels, small enough for a CPU: which masks train best? Judged on training images.
+"""Small networks on CIFAR-10, small enough for a CPU: which masks train best? Judged on training images.
+
+resnet20  at 16 x 16 pixels, ten epochs
+vgg16     at a quarter of its width, eight epochs
 
     python benchmarks/small_cifar.py --root DIR --out results/small_cifar_cpu.jsonl      # four minutes a run and core
     python benchmarks/small_cifar.py --root DIR --out FILE --scopes spread --methods snip-20 snip-20-mb
+    python benchmarks/small_cifar.py --root DIR --out FILE --network vgg16 --methods snip --scopes global
     python benchmarks/small_cifar.py --out results/small_cifar_cpu.jsonl --show
 
-DIR holds cifar-10-batches-bin. 20,000 training images, halved in size, ten epochs of SGD with one cycle of the learning
-rate, mirrored at random; accuracy on 5,000 other training images. Seed by seed, all start from the same weights and see
-the same images. A line a run is added to the file, and a run that has a line is not run again.
+DIR holds cifar-10-batches-bin. 20,000 training images, SGD with one cycle of the learning rate, mirrored at random;
+accuracy on 5,000 other training images. Seed by seed, all start from the same weights and see the same images. A line
+a run is added to the file, and a run that has a line is not run again.
 """
 
 import argparse
@@ -25,9 +29,13 @@ import prospr
 from prospr.lab.data import load
 from prospr.lab.models import build
 
-TRAINED, JUDGED, BATCH, EPOCHS, SCORED = 20_000, 5_000, 128, 10, 80  # SCORED: batches there are to score by
+TRAINED, JUDGED, BATCH, SCORED = 20_000, 5_000, 128, 80  # SCORED: batches there are to score by
+NETWORKS: dict[str, dict[str, Any]] = {"resnet20": {}, "vgg16": {"width": 16}}
+EPOCHS = {"resnet20": 10, "vgg16": 8}
 METHODS: dict[str, Any] = {
     "prospr": "prospr",
+    "prospr-4": prospr.Iterative(prospr.ProsPr(), rounds=4, redraw=True),
+    "snip": "snip",
     "snip-20": prospr.Iterative(prospr.Snip(), rounds=20),
     "snip-20-mb": prospr.Iterative(prospr.Snip(batches=SCORED), rounds=20),  # all 10,240 images in every round
     "random": prospr.Iterative(prospr.Random(), rounds=100, redraw=True),
@@ -40,10 +48,10 @@ def main() -> None:
     out = Path(args.out)
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     if not args.show:
-        images, labels = small_images(args.root)
+        images, labels = (half_size if args.network == "resnet20" else full_size)(args.root)
         for seed in args.seeds:
             for sparsity, method, scope in product(args.sparsities, args.methods, args.scopes):
-                key = {"method": method, "scope": scope, "sparsity": sparsity, "seed": seed}
+                key = {"network": args.network, "method": method, "scope": scope, "sparsity": sparsity, "seed": seed}
                 if any(key.items() <= row.items() for row in rows):
                     continue
                 rows.append(key | measure(images, labels, **key))
@@ -53,21 +61,27 @@ def main() -> None:
     show(rows)
 
 
-def small_images(root: str) -> tuple[Tensor, Tensor]:
+def full_size(root: str) -> tuple[Tensor, Tensor]:
+    split = load("cifar10", root=root).train
+    images = split.images[: TRAINED + JUDGED].float()
+    return (images - split.mean.view(3, 1, 1)) / split.std.view(3, 1, 1), split.labels[: TRAINED + JUDGED]
+
+
+def half_size(root: str) -> tuple[Tensor, Tensor]:
     split = load("cifar10", root=root).train
     images = F.avg_pool2d(split.images[: TRAINED + JUDGED].float(), 2)
     mean, std = images[:TRAINED].mean((0, 2, 3), keepdim=True), images[:TRAINED].std((0, 2, 3), keepdim=True)
     return (images - mean) / std, split.labels[: TRAINED + JUDGED]
 
 
-def measure(images: Tensor, labels: Tensor, method: str, scope: str, sparsity: float, seed: int) -> dict:
-    model, rng = build("resnet20", seed=seed), torch.Generator().manual_seed(seed)
+def measure(images: Tensor, labels: Tensor, network: str, method: str, scope: str, sparsity: float, seed: int) -> dict:
+    model, rng = build(network, seed=seed, **NETWORKS[network]), torch.Generator().manual_seed(seed)
     index = torch.randperm(TRAINED, generator=rng)[: SCORED * BATCH]
     batches = [(images[i], labels[i]) for i in index.split(BATCH)]
     start = time.perf_counter()
     masks = prospr.prune(model, batches, sparsity, method=METHODS[method], scope=scope, seed=seed)
     scored = time.perf_counter()
-    train(model, images[:TRAINED], labels[:TRAINED], rng, EPOCHS)
+    train(model, images[:TRAINED], labels[:TRAINED], rng, EPOCHS[network])
     accuracy = judge(model, images[TRAINED:], labels[TRAINED:])
     seconds = {"score_seconds": scored - start, "train_seconds": time.perf_counter() - scored}
     return {"accuracy": accuracy, "kept": masks.kept, "layers": [int(m.sum()) for m in masks.values()], **seconds}
@@ -96,17 +110,20 @@ def judge(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def show(rows: list[dict]) -> None:
-    print(f"{'method':<20}{'scope':<12}{'sparsity':>9}{'mean %':>9}{'sd':>7}{'n':>4}")
-    for method, scope, sparsity in dict.fromkeys((row["method"], row["scope"], row["sparsity"]) for row in rows):
-        key = {"method": method, "scope": scope, "sparsity": sparsity}
-        found = [100 * row["accuracy"] for row in rows if key.items() <= row.items()]
+    print(f"{'network':<10}{'method':<20}{'scope':<12}{'sparsity':>9}{'mean %':>9}{'sd':>7}{'n':>4}")
+    names = ("network", "method", "scope", "sparsity")
+    for one in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
+        found = [100 * row["accuracy"] for row in rows if tuple(row[name] for name in names) == one]
+        network, method, scope, sparsity = one
         spread = f"{stdev(found):.2f}" if len(found) > 1 else ""
-        print(f"{method:<20}{scope:<12}{100 * sparsity:>7.1f} %{fmean(found):>9.2f}{spread:>7}{len(found):>4}")
+        said = f"{network:<10}{method:<20}{scope:<12}{100 * sparsity:>7.1f} %"
+        print(f"{said}{fmean(found):>9.2f}{spread:>7}{len(found):>4}")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="where data sets lie")
+    parser.add_argument("--network", default="resnet20", choices=NETWORKS)
     parser.add_argument("--methods", nargs="+", default=["prospr"], choices=METHODS)
     parser.add_argument("--scopes", nargs="+", default=["balanced", "focused"])
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.982])
