@@ -59,6 +59,7 @@ ARMS: dict[str, tuple[str, dict]] = {
     "snip, balanced, redrawn": ("snip", {**BALANCED, "rounds": 60}),
     "prospr, M=10": ("prospr", {**BALANCED, "steps": 10}),
     "prospr, global": ("prospr", {**BALANCED, "scope": "global"}),
+    "prospr, tapered": ("prospr", {**BALANCED, "scope": "tapered"}),
     "prospr, 4 rounds": ("prospr", {**BALANCED, "rounds": 4}),
     "prospr, 4 rounds, global": ("prospr", {**BALANCED, "rounds": 4, "scope": "global"}),
     "erk": ("erk", {}),

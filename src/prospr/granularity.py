@@ -89,7 +89,7 @@ class Channels:
     per_flop: bool = False
 
     def __post_init__(self) -> None:
-        if self.scope in ("spread", "focused", "erk"):
+        if self.scope in ("tapered", "spread", "focused", "erk"):
             raise SettingError(
                 f"scope={self.scope!r} is for single weights; for channels use 'global', 'balanced' or 'layer'"
             )

@@ -192,6 +192,18 @@ def test_balanced_ranks_shares_of_layers():
     assert masks["b"].tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize(("second", "kept"), [(0.30, False), (0.33, True)])
+def test_tapered_takes_from_large_layers(second, kept):
+    """By hand: 1024 weights and 32, so shares of the first count 32^0.3 = 2.83 times less; its 0.9 counts as 0.318."""
+    large, small = torch.zeros(1024), torch.zeros(32)
+    large[:2], small[:2] = torch.tensor([0.9, 0.1]), torch.tensor([1 - second, second])
+    scores = {"large": 7 * large, "small": small}
+    masks = select(scores, 1 - 2 / 1056, scope="tapered")
+    assert masks["small"][:2].tolist() == [True, kept]
+    assert masks["large"][:2].tolist() == [not kept, False]
+    assert select(scores, 1 - 2 / 1056, scope="balanced")["large"][0]
+
+
 def test_spread_gives_every_channel_its_share():
     """By hand: scaling rows and columns to equal totals, (9 1 | 1 1) becomes (3 1 | 1 3) / 8, all times a constant."""
     scores = {"w": torch.tensor([[9.0, 1.0], [1.0, 1.0]])}
@@ -217,14 +229,14 @@ def test_spread_in_rounds_leaves_no_channel_without_weights():
     assert kept["spread"].any(1).all()
 
 
-@pytest.mark.parametrize("scope", ["balanced", "spread"])
+@pytest.mark.parametrize("scope", ["balanced", "tapered", "spread"])
 def test_shares_with_a_layer_that_scores_nothing(scope):
     scores = {"a": torch.zeros(3), "b": torch.tensor([1.0, 2.0]), "c": torch.zeros(2, 2)}
     assert select(scores, 7 / 9, scope=scope)["b"].all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("scope", ["global", "balanced", "spread", "layer", "erk"])
+@pytest.mark.parametrize("scope", ["global", "balanced", "tapered", "spread", "layer", "erk"])
 def test_scores_that_are_not_finite(bad, scope):
     scores = {"conv1.weight": torch.rand(3, 3), "conv2.weight": torch.rand(4)}
     scores["conv2.weight"][1:3] = bad
@@ -291,7 +303,8 @@ def test_a_floor_that_is_not_a_count(floor):
 
 def test_an_unknown_scope():
     with pytest.raises(
-        SettingError, match=r"scope='uniform': use 'global', 'balanced', 'spread', 'focused', 'layer' or 'erk'"
+        SettingError,
+        match=r"scope='uniform': use 'global', 'balanced', 'tapered', 'spread', 'focused', 'layer' or 'erk'",
     ):
         select({"w": torch.rand(4)}, 0.5, scope="uniform")
 

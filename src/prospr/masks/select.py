@@ -29,7 +29,8 @@ __all__ = [
     "shares_of_layers",
 ]
 
-Scope = Literal["global", "balanced", "spread", "focused", "layer", "erk"]
+Scope = Literal["global", "balanced", "tapered", "spread", "focused", "layer", "erk"]
+TAPER = 0.3
 
 
 def select(
@@ -43,7 +44,8 @@ def select(
     """Keep the weights of the highest score.
 
     scope: "global" (one threshold for the network), "balanced" (one threshold for scores as shares of their layer's
-        total: in rounds, layers come to keep about as many weights each), "spread" (the same, with the scores of a
+        total: in rounds, layers come to keep about as many weights each), "tapered" (the same, with the shares divided
+        by the 0.3rd power of the layer's size: large layers keep fewer), "spread" (balanced, with the scores of a
         layer scaled so that each of its inputs and each of its outputs has the same total too: no channel takes all),
         "layer" (the same density in every layer) or "erk" (layer densities by the Erdos-Renyi-Kernel rule: small
         layers denser). The total is exact in each. `prospr.prune` has "focused" too: as balanced, and where a layer
@@ -60,7 +62,9 @@ def select(
     """
     check_sparsity(sparsity)
     if scope not in get_args(Scope):
-        raise SettingError(f"scope={scope!r}: use 'global', 'balanced', 'spread', 'focused', 'layer' or 'erk'")
+        raise SettingError(
+            f"scope={scope!r}: use 'global', 'balanced', 'tapered', 'spread', 'focused', 'layer' or 'erk'"
+        )
     if scope == "focused":
         raise SettingError("scope='focused' looks at how the network's channels hang together; prospr.prune has it")
     _check_floor(keep_per_layer)
@@ -75,8 +79,8 @@ def select(
     if kind == "block":
         blocks = select(block_scores(scores, first, second), sparsity, scope=scope, keep_per_layer=keep_per_layer)
         return Masks({name: spread(blocks[name], s.shape, first, second) for name, s in scores.items()})
-    if scope in ("balanced", "spread"):
-        scores, scope = _shares(scores, scope == "spread"), "global"
+    if scope in ("balanced", "tapered", "spread"):
+        scores, scope = _shares(scores, scope), "global"
     sizes = {name: s.numel() for name, s in scores.items()}
     total = sum(sizes.values())
     kept = max(1, round((1 - sparsity) * total))
@@ -110,9 +114,9 @@ def select_among(
     [False, True, False, True]
     """
     _check(scores)
-    if scope in ("balanced", "spread") and parse(granularity)[0] == "weight":
+    if scope in ("balanced", "tapered", "spread") and parse(granularity)[0] == "weight":
         left = {name: s * masks[name].to(s.device) for name, s in scores.items()}
-        scores, scope = _shares(left, scope == "spread"), "global"
+        scores, scope = _shares(left, scope), "global"
     among = [s[masks[name].to(s.device)] for name, s in scores.items()]
     ends = {end.item() for part in among if part.numel() for end in (part.min(), part.max())}
     wanted = max(1, round((1 - sparsity) * sum(s.numel() for s in scores.values())))
@@ -133,16 +137,17 @@ def select_among(
 
 def shares_of_layers(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each layer's scores as shares of their total size."""
-    return _shares(scores, spread=False)
+    return _shares(scores, "balanced")
 
 
-def _shares(scores: Mapping[str, Tensor], spread: bool) -> dict[str, Tensor]:
-    """Each layer's scores as shares of their total size, spread over its channels first; one of zeros stays as is."""
+def _shares(scores: Mapping[str, Tensor], scope: Scope) -> dict[str, Tensor]:
+    """Each layer's scores as shares of their total size, spread over its channels before or tapered by its number of
+    weights after, as `scope` says; one of zeros stays as is."""
     found = {}
     for name, s in scores.items():
         s = s.to(torch.promote_types(s.dtype, torch.float32))  # half precision has too few numbers for shares
-        s = s * _evening(s) if spread and s.dim() > 1 else s
-        total = s.abs().sum(dtype=torch.float64)
+        s = s * _evening(s) if scope == "spread" and s.dim() > 1 else s
+        total = s.abs().sum(dtype=torch.float64) * (s.numel() ** TAPER if scope == "tapered" else 1)
         found[name] = s / total.to(s.dtype) if total > 0 else s
     return found
 
