@@ -61,6 +61,7 @@ ARMS: dict[str, tuple[str, dict]] = {
     "prospr, global": ("prospr", {**BALANCED, "scope": "global"}),
     "prospr, tapered": ("prospr", {**BALANCED, "scope": "tapered"}),
     "prospr, 4 rounds": ("prospr", {**BALANCED, "rounds": 4}),
+    "prospr, 4 rounds, tapered": ("prospr", {**BALANCED, "rounds": 4, "scope": "tapered"}),
     "prospr, 4 rounds, global": ("prospr", {**BALANCED, "rounds": 4, "scope": "global"}),
     "erk": ("erk", {}),
     "iter-snip": ("iter-snip", {}),

@@ -136,7 +136,7 @@ class Groups:
         round_to: the channels kept of a set are a multiple of this, or all.
         per_flop: compare scores divided by the FLOPs that removing the channel alone would save, as 3SP can.
         scope: "global"; "layer": the same share of every set; "balanced": scores are shares of their set's total, for
-            each weight that the set's channels are in, so that layers become about equally wide, wider ones first.
+            each weight that the set's channels are in, so that layers come out about equally wide.
         keep_per_layer: so many channels stay in every dimension.
         among: masks of an earlier round; what they removed stays removed.
         """
@@ -158,14 +158,14 @@ class Groups:
         return self.masks(removed).to(next(iter(scores.values())).device)
 
     def _places(self) -> dict[str, int]:
-        """In how many weights the channels of each set are, as outputs or inputs."""
+        """In how many weights the channels of each set are, as outputs or inputs; some are in norms alone."""
         inside = Counter(
             group
             for (name, _), ids in self.axes.items()
             if len(self.parameters.get(name, ())) > 1
             for group in set(ids)
         )
-        return {name: inside[ids[0]] for name, ids in self.sets.items()}
+        return {name: max(1, inside[ids[0]]) for name, ids in self.sets.items()}
 
     def masks(self, removed: set[int]) -> Masks:
         """Masks of every parameter that has a channel which could go."""
