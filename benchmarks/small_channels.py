@@ -12,14 +12,13 @@ added to the file, and a run that has a line is not run again.
 """
 
 import argparse
-import json
 import time
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
-from small_cifar import BATCH, TRAINED, full_size, judge, train
+from small_cifar import BATCH, TRAINED, full_size, judge, measured, train
 from torch import Tensor, nn
 
 import prospr
@@ -32,21 +31,9 @@ KEY = ("method", "scope", "weights", "sparsity")
 
 def main() -> None:
     args = _arguments()
-    torch.set_num_threads(1)
-    out = Path(args.out)
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    if not args.show:
-        images, labels = full_size(args.root)
-        for seed in args.seeds:
-            for one in product(args.methods, args.scopes, args.weights, args.sparsities):
-                key = {**dict(zip(KEY, one, strict=True)), "seed": seed}
-                if any(key.items() <= row.items() for row in rows):
-                    continue
-                rows.append(key | measure(images, labels, **key))
-                print(rows[-1], flush=True)
-                with out.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
-    show(rows)
+    grid = product(args.seeds, args.methods, args.scopes, args.weights, args.sparsities)
+    keys = [{**dict(zip(KEY, one, strict=True)), "seed": seed} for seed, *one in grid]
+    show(measured(Path(args.out), [] if args.show else keys, lambda: full_size(args.root), measure))
 
 
 def measure(images: Tensor, labels: Tensor, method: str, scope: str, weights: str, sparsity: float, seed: int) -> dict:

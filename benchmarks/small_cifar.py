@@ -16,6 +16,7 @@ a run is added to the file, and a run that has a line is not run again.
 import argparse
 import json
 import time
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -44,21 +45,30 @@ METHODS: dict[str, Any] = {
 
 def main() -> None:
     args = _arguments()
-    torch.set_num_threads(1)
-    out = Path(args.out)
+    grid = product(args.seeds, args.sparsities, args.methods, args.scopes)
+    keys = [
+        {"network": args.network, "method": method, "scope": scope, "sparsity": sparsity, "seed": seed}
+        for seed, sparsity, method, scope in grid
+    ]
+    data = half_size if args.network == "resnet20" else full_size
+    show(measured(Path(args.out), [] if args.show else keys, lambda: data(args.root), measure))
+
+
+def measured(
+    out: Path, keys: Sequence[dict], data: Callable[[], tuple[Tensor, Tensor]], measure: Callable[..., dict]
+) -> list[dict]:
+    """The lines of the file, and one more for each of `keys` that has none yet."""
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    if not args.show:
-        images, labels = (half_size if args.network == "resnet20" else full_size)(args.root)
-        for seed in args.seeds:
-            for sparsity, method, scope in product(args.sparsities, args.methods, args.scopes):
-                key = {"network": args.network, "method": method, "scope": scope, "sparsity": sparsity, "seed": seed}
-                if any(key.items() <= row.items() for row in rows):
-                    continue
-                rows.append(key | measure(images, labels, **key))
-                print(rows[-1], flush=True)
-                with out.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
-    show(rows)
+    left = [key for key in keys if not any(key.items() <= row.items() for row in rows)]
+    if left:
+        torch.set_num_threads(1)
+        images, labels = data()
+    for key in left:
+        rows.append(key | measure(images, labels, **key))
+        print(rows[-1], flush=True)
+        with out.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+    return rows
 
 
 def full_size(root: str) -> tuple[Tensor, Tensor]:
