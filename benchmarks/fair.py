@@ -58,11 +58,6 @@ ARMS: dict[str, tuple[str, dict]] = {
     "prospr, one shot": ("prospr-one-shot", {}),
     "snip, balanced, redrawn": ("snip", {**BALANCED, "rounds": 60}),
     "prospr, M=10": ("prospr", {**BALANCED, "steps": 10}),
-    "prospr, global": ("prospr", {**BALANCED, "scope": "global"}),
-    "prospr, tapered": ("prospr", {**BALANCED, "scope": "tapered"}),
-    "prospr, 4 rounds": ("prospr", {**BALANCED, "rounds": 4}),
-    "prospr, 4 rounds, tapered": ("prospr", {**BALANCED, "rounds": 4, "scope": "tapered"}),
-    "prospr, 4 rounds, global": ("prospr", {**BALANCED, "rounds": 4, "scope": "global"}),
     "erk": ("erk", {}),
     "iter-snip": ("iter-snip", {}),
     "prospr-iterative": ("prospr-iterative", {}),
@@ -77,6 +72,10 @@ ARMS: dict[str, tuple[str, dict]] = {
     "random, focused": ("random", {**BALANCED, "scope": "focused", "rounds": 100}),
     "prospr, spread": ("prospr", {**BALANCED, "scope": "spread"}),
     "random, spread": ("random", {**BALANCED, "scope": "spread", "rounds": 100}),
+    "prospr, tapered": ("prospr", {**BALANCED, "scope": "tapered"}),
+    "prospr, global": ("prospr", {**BALANCED, "scope": "global"}),
+    "prospr, 4 rounds": ("prospr", {**BALANCED, "rounds": 4}),
+    "prospr, 4 rounds, tapered": ("prospr", {**BALANCED, "rounds": 4, "scope": "tapered"}),
 }
 
 CHECKS = [arm for arm, (_, settings) in ARMS.items() if "check" in settings]
@@ -91,7 +90,6 @@ STRUCTURED: dict[str, tuple[str, dict]] = {
     "prospr, channels + rescale": ("prospr", {**CHANNELS, "scope": "balanced", "weights": "rescale"}),
     "prospr, channels, global": ("prospr", {**CHANNELS, "scope": "global"}),
     "prospr, channels, global + rescale": ("prospr", {**CHANNELS, "scope": "global", "weights": "rescale"}),
-    "random, channels, balanced": ("random", {**CHANNELS, "scope": "balanced"}),
 }
 
 
