@@ -6,6 +6,7 @@ vgg16     at a quarter of its width, eight epochs
     python benchmarks/small_cifar.py --root DIR --out results/small_cifar_cpu.jsonl      # four minutes a run and core
     python benchmarks/small_cifar.py --root DIR --out FILE --scopes spread --methods snip-20 snip-20-mb
     python benchmarks/small_cifar.py --root DIR --out FILE --network vgg16 --methods snip --scopes global
+    python benchmarks/small_cifar.py --root DIR --out FILE --epochs 40 --methods drawn drawn-late --scopes global
     python benchmarks/small_cifar.py --out results/small_cifar_cpu.jsonl --show
 
 DIR holds cifar-10-batches-bin. 20,000 training images, SGD with one cycle of the learning rate, mirrored at random;
@@ -23,6 +24,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from screening import Drawn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -40,15 +42,18 @@ METHODS: dict[str, Any] = {
     "snip-20": prospr.Iterative(prospr.Snip(), rounds=20),
     "snip-20-mb": prospr.Iterative(prospr.Snip(batches=SCORED), rounds=20),  # all 10,240 images in every round
     "random": prospr.Iterative(prospr.Random(), rounds=100, redraw=True),
+    "drawn": prospr.Iterative(Drawn(), rounds=1),  # at random, as many weights in every layer
+    "drawn-early": prospr.Iterative(Drawn(tilt=-0.3), rounds=1),  # fewer in large layers, which come late
+    "drawn-late": prospr.Iterative(Drawn(tilt=0.3), rounds=1),
 }
 
 
 def main() -> None:
     args = _arguments()
-    grid = product(args.seeds, args.sparsities, args.methods, args.scopes)
+    epochs = args.epochs or EPOCHS[args.network]
     keys = [
-        {"network": args.network, "method": method, "scope": scope, "sparsity": sparsity, "seed": seed}
-        for seed, sparsity, method, scope in grid
+        {"network": args.network, "method": method, "scope": scope, "sparsity": share, "seed": seed, "epochs": epochs}
+        for seed, share, method, scope in product(args.seeds, args.sparsities, args.methods, args.scopes)
     ]
     data = half_size if args.network == "resnet20" else full_size
     show(measured(Path(args.out), [] if args.show else keys, lambda: data(args.root), measure))
@@ -84,14 +89,23 @@ def half_size(root: str) -> tuple[Tensor, Tensor]:
     return (images - mean) / std, split.labels[: TRAINED + JUDGED]
 
 
-def measure(images: Tensor, labels: Tensor, network: str, method: str, scope: str, sparsity: float, seed: int) -> dict:
+def measure(
+    images: Tensor,
+    labels: Tensor,
+    network: str,
+    method: str,
+    scope: str,
+    sparsity: float,
+    seed: int,
+    epochs: int,
+) -> dict:
     model, rng = build(network, seed=seed, **NETWORKS[network]), torch.Generator().manual_seed(seed)
     index = torch.randperm(TRAINED, generator=rng)[: SCORED * BATCH]
     batches = [(images[i], labels[i]) for i in index.split(BATCH)]
     start = time.perf_counter()
     masks = prospr.prune(model, batches, sparsity, method=METHODS[method], scope=scope, seed=seed)
     scored = time.perf_counter()
-    train(model, images[:TRAINED], labels[:TRAINED], rng, EPOCHS[network])
+    train(model, images[:TRAINED], labels[:TRAINED], rng, epochs)
     accuracy = judge(model, images[TRAINED:], labels[TRAINED:])
     seconds = {"score_seconds": scored - start, "train_seconds": time.perf_counter() - scored}
     return {"accuracy": accuracy, "kept": masks.kept, "layers": [int(m.sum()) for m in masks.values()], **seconds}
@@ -120,13 +134,13 @@ def judge(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def show(rows: list[dict]) -> None:
-    print(f"{'network':<10}{'method':<20}{'scope':<12}{'sparsity':>9}{'mean %':>9}{'sd':>7}{'n':>4}")
-    names = ("network", "method", "scope", "sparsity")
+    print(f"{'network':<10}{'method':<20}{'scope':<12}{'sparsity':>9}{'epochs':>8}{'mean %':>9}{'sd':>7}{'n':>4}")
+    names = ("network", "method", "scope", "sparsity", "epochs")
     for one in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
         found = [100 * row["accuracy"] for row in rows if tuple(row[name] for name in names) == one]
-        network, method, scope, sparsity = one
+        network, method, scope, sparsity, epochs = one
         spread = f"{stdev(found):.2f}" if len(found) > 1 else ""
-        said = f"{network:<10}{method:<20}{scope:<12}{100 * sparsity:>7.1f} %"
+        said = f"{network:<10}{method:<20}{scope:<12}{100 * sparsity:>7.1f} %{epochs:>8}"
         print(f"{said}{fmean(found):>9.2f}{spread:>7}{len(found):>4}")
 
 
@@ -138,6 +152,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scopes", nargs="+", default=["balanced", "focused"])
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.982])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
+    parser.add_argument("--epochs", type=int, help="by default as above")
     parser.add_argument("--out", default="small_cifar.jsonl", help="a line of JSON a run is added to this file")
     parser.add_argument("--show", action="store_true", help="print the table of the file and run nothing")
     return parser.parse_args()
