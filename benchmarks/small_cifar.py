@@ -15,6 +15,7 @@ a run is added to the file, and a run that has a line is not run again.
 """
 
 import argparse
+import copy
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ NETWORKS: dict[str, dict[str, Any]] = {"resnet20": {}, "vgg16": {"width": 16}}
 EPOCHS = {"resnet20": 10, "vgg16": 8}
 METHODS: dict[str, Any] = {
     "prospr": "prospr",
+    "prospr-shuffled": "prospr",  # its mask, shuffled within each layer
     "prospr-4": prospr.Iterative(prospr.ProsPr(), rounds=4, redraw=True),
     "snip": "snip",
     "snip-20": prospr.Iterative(prospr.Snip(), rounds=20),
@@ -103,7 +105,12 @@ def measure(
     index = torch.randperm(TRAINED, generator=rng)[: SCORED * BATCH]
     batches = [(images[i], labels[i]) for i in index.split(BATCH)]
     start = time.perf_counter()
-    masks = prospr.prune(model, batches, sparsity, method=METHODS[method], scope=scope, seed=seed)
+    shuffled = method.endswith("-shuffled")
+    pruned = copy.deepcopy(model) if shuffled else model
+    masks = prospr.prune(pruned, batches, sparsity, method=METHODS[method], scope=scope, seed=seed)
+    if shuffled:
+        masks = prospr.sanity.shuffle(masks, seed)
+        masks.apply(model)
     scored = time.perf_counter()
     train(model, images[:TRAINED], labels[:TRAINED], rng, epochs)
     accuracy = judge(model, images[TRAINED:], labels[TRAINED:])
