@@ -4,8 +4,8 @@
     python benchmarks/concentration.py --root DIR --methods snip --sparsity 0.982 --seed 1
     python benchmarks/concentration.py --root DIR --methods prospr --rounds 4 --scope tapered --batch 64
 
-DIR holds cifar-10-batches-bin. On a CPU the first takes half a minute, rounds of ProsPr in batches of 64 ten seconds
-each. A share of 100 % says that every output (or input) of every layer of a stage still has a weight.
+DIR holds cifar-10-batches-bin. On a CPU the first takes half a minute, rounds of ProsPr in batches of 64 some eight
+seconds each. A share of 100 % says that every output (or input) of every layer of a stage still has a weight.
 """
 
 import argparse
