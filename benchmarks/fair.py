@@ -10,17 +10,21 @@ structured  whole channels of VGG-19, taken out before the training: 80, 90 and 
     python benchmarks/fair.py --out results/fair_resnet20.jsonl --show --densities --arms snip erk
     python benchmarks/fair.py --out results/fair_resnet20.jsonl --show --figure docs/images/fair_resnet20.png
     python benchmarks/fair.py --root DIR --out tried.jsonl --split validation --epochs 30     # to choose settings by
+    python benchmarks/fair.py --root DIR --plan FILE --minutes 25 --scorers 12 --compile      # one session, many wishes
 
 DIR holds cifar-10-batches-bin. A line a run is added to the file, and a run that has a line is not run again, so that
 many short sessions on a borrowed GPU make one table. The most wanted runs come first: seed by seed, high sparsities
-before low ones. No group of runs is begun that would not end within `--minutes`. Runs are `prospr run`'s own; the line
-has the experiment, so `prospr run` makes any of them again. Networks of the structured table have a shape each, and
-`--compile` would compile each of them. Without a GPU it is a small version on the embedded digits.
+before low ones. No group of runs is begun that would not end within `--minutes`. A plan has such wishes in a line each,
+`--table vgg16 --arms snip --seeds 1 --out vgg.jsonl`, words added to those of the command; all are scored first, then
+trained in that order. Runs are `prospr run`'s own; the line has the experiment, so `prospr run` makes any of them anew.
+Networks of the structured table have a shape each, and `--compile` would compile each of them. Without a GPU it is a
+small version on the embedded digits.
 """
 
 import argparse
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -118,12 +122,15 @@ CIFAR10 = {"image": [3, 32, 32], "num_classes": 10}  # what the first lines were
 
 
 def main(words: list[str] | None = None) -> None:
+    words = sys.argv[1:] if words is None else words
     args = _arguments(words)
-    out = Path(args.out)
-    every = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    lines = [line for line in every if line.get("table", "resnet20") == args.table]
+    if args.plan:
+        planned = [shlex.split(line, comments=True) for line in Path(args.plan).read_text().splitlines()]
+        measure(args, [_arguments([*words, *line]) for line in planned if line])
+        return
     if not args.show:
-        lines += measure(args, {line["run"] for line in lines}, out)
+        measure(args, [args])
+    lines = measured(args)
     if args.figure:
         draw(lines, TABLES[args.table].baseline, Path(args.figure), args.arms)
     if args.densities:
@@ -152,47 +159,74 @@ def wanted(args) -> list[tuple[str, Experiment]]:
     return list(found.values())
 
 
-def measure(args, done: set[str], out: Path) -> list[dict]:
-    """Run what has no line yet, as far as the time goes; the new lines."""
+def measured(args) -> list[dict]:
+    """The lines of the table that are in the file."""
+    out = Path(args.out)
+    every = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    return [line for line in every if line.get("table", "resnet20") == args.table]
+
+
+def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
+    """Run what has no line yet, as far as the time goes, wish by wish; a line a run is added to the wish's file."""
     device = choose_device(None)
     print(f"torch {torch.__version__}, {machine(device.type)}", flush=True)
-    left = [(arm, one) for arm, one in wanted(args) if one.identity not in done]
-    began, lines, longest = time.perf_counter(), [], args.group_minutes * 60
+    left: dict[str, tuple[argparse.Namespace, str, Experiment]] = {}
+    for wish in wishes:
+        done = {line["run"] for line in measured(wish)}
+        for arm, one in wanted(wish):
+            if one.identity not in done:
+                left.setdefault(one.identity, (wish, arm, one))
+    groups = grouped(list(left.values()))
+    began, longest = time.perf_counter(), {}
     options = Options(root=args.root, save_every=1e9, compile=args.compile)
-    for first in range(0, len(left), args.together):
-        spent = time.perf_counter() - began
-        if spent + longest > args.minutes * 60:
-            print(f"{len(left) - first} runs are left; a group takes {longest:.0f} s, and {spent:.0f} are spent")
-            break
-        group, start = left[first : first + args.together], time.perf_counter()
-        if args.scorers > 1 and first % (args.ahead * args.together) == 0:
-            score_first([one for _, one in left[first : first + args.ahead * args.together]], args)
+    ahead = len(groups) if args.plan else args.ahead
+    for place, group in enumerate(groups):
+        wish, experiments = group[0][0], [one for _, _, one in group]
+        spent, start = time.perf_counter() - began, time.perf_counter()
+        takes = longest.get(_kind(wish), wish.group_minutes * 60)
+        if spent + takes > args.minutes * 60:
+            print(f"{len(group)} runs are left out; they take {takes:.0f} s, and {spent:.0f} are spent", flush=True)
+            continue
+        if args.scorers > 1 and place % ahead == 0:
+            score_first([one for here in groups[place : place + ahead] for _, _, one in here], args)
             print(f"  [{time.perf_counter() - start:.0f} s] scored by {args.scorers} processes", flush=True)
-        told = tell(start, results=args.split == "test")
-        results = run_many(
-            [one for _, one in group], args.folder, device, told, together=args.together, options=options
-        )
-        longest = max(longest, time.perf_counter() - start) if first else time.perf_counter() - start
+            start = time.perf_counter() if args.plan else start
+        told = tell(start, results=wish.split == "test")
+        results = run_many(experiments, args.folder, device, told, together=wish.together, options=options)
+        longest[_kind(wish)] = max(longest.get(_kind(wish), 0.0), time.perf_counter() - start)
         rows = {row.run: row for row in load(args.folder)}
-        new = [
-            {"table": args.table, "split": args.split, **line_of(arm, rows[one.identity], result)}
-            for (arm, one), result in zip(group, results, strict=True)
-            if one.identity in rows  # what another process is at work on has none yet
-        ]
-        with out.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in new)
-        lines += new
-        for line in new:
-            result = line["error"] or f"{100 * line['accuracy']:.2f} %{smaller(line['sizes'])}"
-            print(f"{line['arm']:<42}{100 * line['sparsity']:>6.1f} %  seed {line['seed']}  {result}", flush=True)
-    return lines
+        for (wish, arm, one), result in zip(group, results, strict=True):
+            if one.identity not in rows:
+                continue  # another process is at work on it
+            line = {"table": wish.table, "split": wish.split, **line_of(arm, rows[one.identity], result)}
+            with Path(wish.out).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            reached = line["error"] or f"{100 * line['accuracy']:.2f} %{smaller(line['sizes'])}"
+            print(f"{arm:<42}{100 * line['sparsity']:>6.1f} %  seed {line['seed']}  {reached}", flush=True)
+
+
+def grouped(left: Sequence[tuple[argparse.Namespace, str, Experiment]]) -> list[list]:
+    """What is trained side by side: runs next to each other that are alike in kind, `--together` of them."""
+    groups: list[list] = []
+    for run in left:
+        wish = run[0]
+        if not groups or _kind(groups[-1][0][0]) != _kind(wish) or len(groups[-1]) == wish.together:
+            groups.append([])
+        groups[-1].append(run)
+    return groups
+
+
+def _kind(wish) -> tuple:
+    return wish.table, wish.split, wish.epochs, wish.network, wish.dataset, wish.together
 
 
 def score_first(group: Sequence[Experiment], args) -> None:
     """Score the group's runs in processes side by side; `run_many` finds their masks, and the errors once more."""
     context = multiprocessing.get_context("spawn")
-    todo = [one for one in group if one.method != DENSE]
-    with context.Pool(min(args.scorers, len(todo) or 1)) as pool:
+    todo = [one for one in group if one.method != DENSE and not RunFolder(one, args.folder).masks.exists()]
+    if not todo:
+        return
+    with context.Pool(min(args.scorers, len(todo))) as pool:
         pool.map(partial(_score, folder=args.folder, root=args.root), todo, chunksize=1)
 
 
@@ -351,7 +385,7 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.2f}"
 
 
-def _arguments(words: list[str] | None) -> argparse.Namespace:
+def _arguments(words: list[str]) -> argparse.Namespace:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n    python")[0], formatter_class=argparse.RawDescriptionHelpFormatter
@@ -375,6 +409,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--together", type=int, default=8, help="on a GPU, runs trained side by side")
     parser.add_argument("--scorers", type=int, default=1, help="processes that score a group's runs before it trains")
     parser.add_argument("--ahead", type=int, default=1, help="how many groups they score at once")
+    parser.add_argument("--plan", help="a file of wishes, a line each")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no group that would end later")
     parser.add_argument("--group-minutes", type=float, default=0.0, help="what the first group is thought to take")
@@ -386,7 +421,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="with --show: how many weights the layers keep, of --arms and --sparsities where given",
     )
-    args = parser.parse_args(sys.argv[1:] if words is None else words)
+    args = parser.parse_args(words)
     args.network = args.network or (TABLES[args.table].network if gpu else "small_convnet")
     unknown = [arm for arm in args.arms or () if arm not in TABLES[args.table].arms]
     if unknown:

@@ -87,6 +87,38 @@ def test_several_groups_are_scored_at_once(fair, tmp_path, monkeypatch):
     assert asked == [["snip", "erk"], ["magnitude"]]
 
 
+def test_a_plan_is_scored_at_once_and_trained_line_by_line(fair, tmp_path, monkeypatch, capsys):
+    asked, trained, run_many = [], [], fair.run_many
+
+    def running(experiments, *given, **options):
+        trained.append([one.method for one in experiments])
+        return run_many(experiments, *given, **options)
+
+    monkeypatch.setattr(fair, "run_many", running)
+    monkeypatch.setattr(fair, "score_first", lambda group, _: asked.append([one.method for one in group]))
+    first, second, plan = tmp_path / "first.jsonl", tmp_path / "second.jsonl", tmp_path / "plan.txt"
+    alike = "--sparsities 0.5 --together 2"
+    lines = [
+        "# two lines of a kind share a group",
+        f"{alike} --arms snip --out {first}",
+        f"{alike} --arms erk dense --out {first}",
+        "",
+        f"{alike} --out {second} --arms magnitude --split validation",
+        f"{alike} --out {second} --arms random --epochs 2 --group-minutes 60  # too long",
+    ]
+    plan.write_text("\n".join(lines))
+    words = ["--folder", str(tmp_path / "runs"), "--epochs", "1", "--plan", str(plan), "--minutes", "50"]
+    fair.main([*words, "--scorers", "2"])
+    assert asked == [["snip", "erk", "dense", "magnitude", "random"]]
+    assert trained == [["snip", "erk"], ["dense"], ["magnitude"]]
+    assert [json.loads(line)["arm"] for line in first.read_text().splitlines()] == ["snip", "erk", "dense"]
+    (held_out,) = map(json.loads, second.read_text().splitlines())
+    assert (held_out["arm"], held_out["split"]) == ("magnitude", "validation")
+    assert "1 runs are left out" in capsys.readouterr().out
+    fair.main(words)
+    assert len(trained) == 3  # what has a line is not run again
+
+
 @pytest.mark.parametrize("table", ["resnet20", "resnet20b", "vgg16", "structured"])
 def test_every_arm_is_an_experiment(fair, table):
     whole = fair.TABLES[table]
