@@ -6,7 +6,7 @@ vgg16       single weights of VGG-16, three sparsities
 structured  whole channels of VGG-19, taken out before the training: 80, 90 and 95 % of the parameters
 
     python benchmarks/fair.py --root DIR --out results/fair_resnet20.jsonl --minutes 9 --compile
-    python benchmarks/fair.py --out results/fair_resnet20.jsonl --show            # the table of what is there
+    python benchmarks/fair.py --out results/fair_resnet20.jsonl --show            # the table; --baseline prospr
     python benchmarks/fair.py --out results/fair_resnet20.jsonl --show --densities --arms snip erk
     python benchmarks/fair.py --out results/fair_resnet20.jsonl --show --figure docs/images/fair_resnet20.png
     python benchmarks/fair.py --root DIR --out tried.jsonl --split validation --epochs 30     # to choose settings by
@@ -132,11 +132,11 @@ def main(words: list[str] | None = None) -> None:
         measure(args, [args])
     lines = measured(args)
     if args.figure:
-        draw(lines, TABLES[args.table].baseline, Path(args.figure), args.arms)
+        draw(lines, args.baseline, Path(args.figure), args.arms)
     if args.densities:
         print(densities(lines, args.arms, args.sparsities))
     else:
-        print(table(lines, TABLES[args.table].baseline))
+        print(table(lines, args.baseline))
 
 
 def wanted(args) -> list[tuple[str, Experiment]]:
@@ -177,13 +177,13 @@ def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
             if one.identity not in done:
                 left.setdefault(one.identity, (wish, arm, one))
     groups = grouped(list(left.values()))
-    began, longest = time.perf_counter(), {}
+    began, took = time.perf_counter(), {}
     options = Options(root=args.root, save_every=1e9, compile=args.compile)
     ahead = len(groups) if args.plan else args.ahead
     for place, group in enumerate(groups):
         wish, experiments = group[0][0], [one for _, _, one in group]
         spent, start = time.perf_counter() - began, time.perf_counter()
-        takes = longest.get(_kind(wish), wish.group_minutes * 60)
+        takes = took.get(_kind(wish), wish.group_minutes * 60)
         if spent + takes > args.minutes * 60:
             print(f"{len(group)} runs are left out; they take {takes:.0f} s, and {spent:.0f} are spent", flush=True)
             continue
@@ -193,7 +193,7 @@ def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
             start = time.perf_counter() if args.plan else start
         told = tell(start, results=wish.split == "test")
         results = run_many(experiments, args.folder, device, told, together=wish.together, options=options)
-        longest[_kind(wish)] = max(longest.get(_kind(wish), 0.0), time.perf_counter() - start)
+        took[_kind(wish)] = time.perf_counter() - start  # the first of a kind compiles too, the next ones do not
         rows = {row.run: row for row in load(args.folder)}
         for (wish, arm, one), result in zip(group, results, strict=True):
             if one.identity not in rows:
@@ -415,6 +415,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--group-minutes", type=float, default=0.0, help="what the first group is thought to take")
     parser.add_argument("--out", default="fair.jsonl", help="a line of JSON a run is added to this file")
     parser.add_argument("--show", action="store_true", help="print the table of the file and run nothing")
+    parser.add_argument("--baseline", metavar="ARM", help="what the others are compared with; by default the table's")
     parser.add_argument("--figure", help="draw what is above the baseline, and by how much, into this file")
     parser.add_argument(
         "--densities",
@@ -423,9 +424,10 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     )
     args = parser.parse_args(words)
     args.network = args.network or (TABLES[args.table].network if gpu else "small_convnet")
-    unknown = [arm for arm in args.arms or () if arm not in TABLES[args.table].arms]
+    args.baseline = args.baseline or TABLES[args.table].baseline
+    unknown = [arm for arm in (*(args.arms or ()), args.baseline) if arm not in TABLES[args.table].arms]
     if unknown:
-        parser.error(f"--arms {unknown[0]!r}: table {args.table} has {', '.join(map(repr, TABLES[args.table].arms))}")
+        parser.error(f"{unknown[0]!r} is no arm: table {args.table} has {', '.join(map(repr, TABLES[args.table].arms))}")
     if args.densities and not args.show:
         parser.error("--densities goes with --show")
     return args
