@@ -72,6 +72,36 @@ def test_what_is_trained_is_the_check(tmp_path, found):
     )
 
 
+def test_a_check_beside_what_it_checks_is_not_scored_again(tmp_path, found, monkeypatch):
+    plain = run(experiment(), tmp_path, "cpu")
+    monkeypatch.setattr(Parts, "score", lambda *_: pytest.fail("it was scored again"))
+    shuffled, redrawn = (run(experiment(name), tmp_path, "cpu") for name in ("shuffled", "redrawn"))
+    assert shuffled.masks == prospr.sanity.shuffle(found, seed=1)
+    assert redrawn.masks == found
+    assert shuffled.seconds["score"] == redrawn.seconds["score"] == plain.seconds["score"]  # what the mask has cost
+    with pytest.raises(pytest.fail.Exception, match="scored again"):
+        run(experiment("inverted"), tmp_path, "cpu")  # of other scores
+    with pytest.raises(pytest.fail.Exception, match="scored again"):
+        run(replace(experiment("shuffled"), seed=2), tmp_path, "cpu")  # the other seed's run is not there
+
+
+def test_a_check_beside_a_damaged_run_is_scored(tmp_path, found):
+    plain = run(experiment(), tmp_path, "cpu")
+    path = plain.folder / "masks.safetensors"
+    path.write_bytes(path.read_bytes()[:-40])
+    result = run(experiment("redrawn"), tmp_path, "cpu")
+    assert result.masks == found
+    assert not result.notes  # the damage is not its own
+
+
+def test_a_check_that_cuts_the_network_has_no_masks_of_the_run_beside_it(tmp_path):
+    plain = replace(experiment(), sparsity=0.995, method="synflow")
+    first, result = run_many([plain, replace(plain, pruning=Pruning(check="shuffled"))], tmp_path, "cpu")
+    assert first.error is None
+    assert result.error.startswith("CollapseError: no path is left")
+    assert not (result.folder / "masks.safetensors").exists()
+
+
 def test_a_check_is_an_experiment_of_its_own_and_the_others_are_what_they_were():
     plain = experiment()
     assert plain.identity == "8e352cff48050484"

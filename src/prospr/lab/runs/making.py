@@ -249,10 +249,15 @@ class Parts:
             seed=experiment.seed,
             ranks=ranks,
         )
-        return Scored(self._shuffled(masks) if pruning.check == "shuffled" else masks, watched)
+        return Scored(self.checked(masks), watched)
 
-    def _shuffled(self, masks: prospr.Masks) -> prospr.Masks:
-        """The sanity check's masks; an error where they cut the network, as with the method's own."""
+    def checked(self, masks: prospr.Masks) -> prospr.Masks:
+        """The method's masks as the experiment's sanity check has them, where it is one that moves them.
+
+        An error where they then cut the network, as with the method's own.
+        """
+        if self.experiment.pruning.check != "shuffled":
+            return masks
         moved = prospr.sanity.shuffle(masks, self.experiment.seed)
         if prospr.inspect(self.network(), moved, self.example).connected is False:
             raise CollapseError("no path is left from the network's input to its output; lower the sparsity")

@@ -12,6 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
@@ -127,7 +128,7 @@ class Work:
 
     def _masks(self, progress: Report | None) -> prospr.Masks:
         """Those of the folder, or scored now and stored before anything is trained."""
-        masks: Mapping[str, Tensor] | None = self._stored_masks() if self.leads else None
+        masks: Mapping[str, Tensor] | None = (self._stored_masks() or self._checked_masks()) if self.leads else None
         masks = masks if self.team is None else self.team.share(masks)
         if masks is not None:
             return prospr.Masks(masks).to(self.parts.device)
@@ -137,37 +138,54 @@ class Work:
 
     def _stored_masks(self) -> prospr.Masks | None:
         path = self.place.masks
-        if not path.exists():
-            return None
         try:
-            found, notes = store.load(path)
-            masks = prospr.Masks(found)
-            if notes.get("checksum") != masks.digest():
-                raise MaskFileError("its checksum is another")
-            self.score_seconds = float(notes["seconds"])
-            self.memory |= {"score": int(notes["memory"])} if "memory" in notes else {}
-            return masks
+            return self._read_masks(path) if path.exists() else None
         except (MaskFileError, KeyError, ValueError) as error:
             self._note(f"{path.name}: {error}; scored again")
             return None
+
+    def _checked_masks(self) -> prospr.Masks | None:
+        """A sanity check's, made of those that it checks where that run lies beside it: nothing is scored twice."""
+        pruning = self.experiment.pruning
+        if pruning.check not in ("shuffled", "redrawn") or self.team is not None:  # a failure is for all ranks or none
+            return None
+        checked = RunFolder(replace(self.experiment, pruning=replace(pruning, check=None)), self.place.path.parent)
+        try:
+            found = self._read_masks(checked.masks).to(self.parts.device)
+        except (MaskFileError, KeyError, ValueError):
+            return None  # not there; or damaged, as the run that it belongs to will say
+        return self._store_masks(self.parts.checked(found))
+
+    def _read_masks(self, path: Path) -> prospr.Masks:
+        found, notes = store.load(path)
+        masks = prospr.Masks(found)
+        if notes.get("checksum") != masks.digest():
+            raise MaskFileError("its checksum is another")
+        self.score_seconds = float(notes["seconds"])
+        self.memory |= {"score": int(notes["memory"])} if "memory" in notes else {}
+        return masks
+
+    def _store_masks(self, masks: prospr.Masks) -> prospr.Masks:
+        notes = {"checksum": masks.digest(), "seconds": repr(self.score_seconds), "run": self.experiment.identity}
+        if "score" in self.memory:
+            notes["memory"] = str(self.memory["score"])
+        write(self.place.masks, lambda temporary: masks.save(temporary, **notes))
+        return masks
 
     def _score(self) -> prospr.Masks:
         trained = None if self.first is None else self.first.model
         start, peak = time.perf_counter(), Peak(self.parts.device)
         scored = self.parts.score(trained, None if self.team is None else self.options.ranks)
-        masks, self.score_seconds = scored.masks, time.perf_counter() - start
+        self.score_seconds = time.perf_counter() - start
         if self.first is not None:
             self.score_seconds += self.first.seconds
         if not self.leads:
-            return masks
-        notes = {"checksum": masks.digest(), "seconds": repr(self.score_seconds), "run": self.experiment.identity}
+            return scored.masks
         if peak.added is not None:
             self.memory["score"] = peak.added
-            notes["memory"] = str(peak.added)
         if self.experiment.pruning.check is None:
             self.place.write_scores(scored.summary())  # before the masks: with them, nothing is scored again
-        write(self.place.masks, lambda temporary: masks.save(temporary, **notes))
-        return masks
+        return self._store_masks(scored.masks)
 
     def _first(self, progress: Report | None) -> FirstTraining:
         options = self.options
