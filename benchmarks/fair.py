@@ -76,6 +76,8 @@ ARMS: dict[str, tuple[str, dict]] = {
     "random, focused": ("random", {**BALANCED, "scope": "focused", "rounds": 100}),
     "prospr, spread": ("prospr", {**BALANCED, "scope": "spread"}),
     "random, spread": ("random", {**BALANCED, "scope": "spread", "rounds": 100}),
+    "prospr, mapped": ("prospr", {**BALANCED, "scope": "mapped"}),
+    "prospr, 4 rounds, mapped": ("prospr", {**BALANCED, "rounds": 4, "scope": "mapped"}),
     "prospr, tapered": ("prospr", {**BALANCED, "scope": "tapered"}),
     "prospr, global": ("prospr", {**BALANCED, "scope": "global"}),
     "prospr, 4 rounds": ("prospr", {**BALANCED, "rounds": 4}),

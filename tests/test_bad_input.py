@@ -174,7 +174,7 @@ def test_an_unknown_method(model, method):
 def test_an_unknown_scope(model):
     refuses(
         errors.SettingError,
-        "scope='uniform': use 'global', 'balanced', 'tapered', 'spread', 'focused', 'layer' or 'erk'",
+        "scope='uniform': use 'global', 'balanced', 'mapped', 'tapered', 'spread', 'focused', 'layer' or 'erk'",
         model,
         MLP.batches(4),
         scope="uniform",

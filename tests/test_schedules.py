@@ -63,7 +63,7 @@ def test_what_is_pruned_stays_pruned(score):
         assert sum(int(m.sum()) for m in after.values()) < sum(int(m.sum()) for m in before.values())
 
 
-@pytest.mark.parametrize("scope", ["global", "balanced", "tapered", "spread", "focused", "layer", "erk"])
+@pytest.mark.parametrize("scope", ["global", "balanced", "mapped", "tapered", "spread", "focused", "layer", "erk"])
 def test_masks_are_nested_in_every_scope(scope):
     """Layer densities in whole weights: a smaller total may round up to one more in some layer."""
     case = BY_NAME["mlp"]

@@ -11,12 +11,13 @@ from prospr.channels.costs import Unit
 from prospr.channels.focus import focused, thin
 from prospr.channels.groups import Groups
 from prospr.errors import SettingError
+from prospr.masks.maps import mapped_shares
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, parse
 from prospr.masks.select import Scope, select, select_among, shares_of_layers
 from prospr.scores.base import Problem, Score, Scores
 
-__all__ = ["Channels", "Focused", "Kind", "Weights"]
+__all__ = ["Channels", "Focused", "Kind", "Mapped", "Weights"]
 
 
 class Kind(Protocol):
@@ -78,6 +79,28 @@ class Focused:
 
 
 @dataclass(frozen=True)
+class Mapped:
+    """One by one, with less for layers of small feature maps; `factors`: see prospr.masks.maps."""
+
+    factors: Mapping[str, float]
+    keep_per_layer: int = 0
+
+    @property
+    def in_rounds(self) -> bool:
+        return True
+
+    def score(self, score: Score, problem: Problem) -> Scores:
+        return score.score(problem)
+
+    def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
+        weights = Weights("global", self.keep_per_layer)
+        if among is None:
+            return weights.select(mapped_shares(scores, self.factors), sparsity)
+        left = {name: s * among[name].to(s.device) for name, s in scores.items()}
+        return weights.select(mapped_shares(left, self.factors), sparsity, among)
+
+
+@dataclass(frozen=True)
 class Channels:
     """Groups of channels; see `prospr.channels.Groups.select`."""
 
@@ -89,7 +112,7 @@ class Channels:
     per_flop: bool = False
 
     def __post_init__(self) -> None:
-        if self.scope in ("tapered", "spread", "focused", "erk"):
+        if self.scope in ("mapped", "tapered", "spread", "focused", "erk"):
             raise SettingError(
                 f"scope={self.scope!r} is for single weights; for channels use 'global', 'balanced' or 'layer'"
             )

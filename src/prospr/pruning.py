@@ -14,8 +14,9 @@ from torch import nn
 from prospr.channels.costs import Unit
 from prospr.channels.groups import Groups, find_groups
 from prospr.errors import BatchError, CollapseError, CollapseWarning, SettingError
-from prospr.granularity import Channels, Focused, Kind, Weights
+from prospr.granularity import Channels, Focused, Kind, Mapped, Weights
 from prospr.layers import inputs_first
+from prospr.masks.maps import map_factors
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity
 from prospr.masks.reach import reach
@@ -199,11 +200,13 @@ def _refuse_transposed(model: nn.Module, names: tuple[str, ...], granularity: Gr
 
 
 def _weights(problem: Problem, scope: Scope, keep_per_layer: int, granularity: Granularity, example: Any) -> Kind:
-    if scope != "focused":
+    if scope not in ("mapped", "focused"):
         return Weights(scope, keep_per_layer, granularity)
     if granularity != "weight":
-        raise SettingError(f"scope='focused' is for single weights, and granularity is {granularity!r}; leave one out")
+        raise SettingError(f"scope={scope!r} is for single weights, and granularity is {granularity!r}; leave one out")
     call = _example(problem, example)
+    if scope == "mapped":
+        return Mapped(map_factors(problem.model, call, problem.names), keep_per_layer)
     return Focused(cache(lambda: find_groups(problem.model, call, verify=False)), keep_per_layer)
 
 
@@ -217,8 +220,8 @@ def _example(problem: Problem, example: Any) -> Call:
     call = call_of(example) if example is not None else problem.call()
     if call is None:
         raise BatchError(
-            "channels are found by running the model; pass batches and a loss that calls it, or example= (an input, a "
-            "tuple of arguments or a dict of keyword arguments)"
+            "channels and feature maps are found by running the model; pass batches and a loss that calls it, or "
+            "example= (an input, a tuple of arguments or a dict of keyword arguments)"
         )
     return call
 

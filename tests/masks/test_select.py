@@ -304,7 +304,7 @@ def test_a_floor_that_is_not_a_count(floor):
 def test_an_unknown_scope():
     with pytest.raises(
         SettingError,
-        match=r"scope='uniform': use 'global', 'balanced', 'tapered', 'spread', 'focused', 'layer' or 'erk'",
+        match=r"scope='uniform': use 'global', 'balanced', 'mapped', 'tapered', 'spread', 'focused', 'layer' or 'erk'",
     ):
         select({"w": torch.rand(4)}, 0.5, scope="uniform")
 

@@ -29,7 +29,7 @@ __all__ = [
     "shares_of_layers",
 ]
 
-Scope = Literal["global", "balanced", "tapered", "spread", "focused", "layer", "erk"]
+Scope = Literal["global", "balanced", "mapped", "tapered", "spread", "focused", "layer", "erk"]
 TAPER = 0.3
 
 
@@ -48,8 +48,9 @@ def select(
         by the 0.3rd power of the layer's size: large layers keep fewer), "spread" (balanced, with the scores of a
         layer scaled so that each of its inputs and each of its outputs has the same total too: no channel takes all),
         "layer" (the same density in every layer) or "erk" (layer densities by the Erdos-Renyi-Kernel rule: small
-        layers denser). The total is exact in each. `prospr.prune` has "focused" too: as balanced, and where a layer
-        keeps few weights they go to fewer of the channels between two layers, so that each has enough of them.
+        layers denser). The total is exact in each. `prospr.prune` has two more, which look at the network: "mapped"
+        (balanced, with less for convolutions that make maps of fewer than 64 pixels) and "focused" (balanced, and where
+        a layer keeps few weights they go to fewer of the channels between two layers, so that each has enough).
     keep_per_layer: at least so many weights stay in every layer, taken from the others' budget.
     granularity: "weight"; "2:4" and the like (the best n of every m neighbours along a weight's inputs, which fixes the
         sparsity at 1 - n/m); or a block such as (4, 4) of outputs x inputs, kept or pruned whole by its mean score.
@@ -63,10 +64,10 @@ def select(
     check_sparsity(sparsity)
     if scope not in get_args(Scope):
         raise SettingError(
-            f"scope={scope!r}: use 'global', 'balanced', 'tapered', 'spread', 'focused', 'layer' or 'erk'"
+            f"scope={scope!r}: use 'global', 'balanced', 'mapped', 'tapered', 'spread', 'focused', 'layer' or 'erk'"
         )
-    if scope == "focused":
-        raise SettingError("scope='focused' looks at how the network's channels hang together; prospr.prune has it")
+    if scope in ("mapped", "focused"):
+        raise SettingError(f"scope={scope!r} looks at the network, and scores alone do not tell; prospr.prune has it")
     _check_floor(keep_per_layer)
     kind, first, second = parse(granularity)
     _check(scores)
