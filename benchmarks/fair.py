@@ -429,7 +429,9 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     args.baseline = args.baseline or TABLES[args.table].baseline
     unknown = [arm for arm in (*(args.arms or ()), args.baseline) if arm not in TABLES[args.table].arms]
     if unknown:
-        parser.error(f"{unknown[0]!r} is no arm: table {args.table} has {', '.join(map(repr, TABLES[args.table].arms))}")
+        parser.error(
+            f"{unknown[0]!r} is no arm: table {args.table} has {', '.join(map(repr, TABLES[args.table].arms))}"
+        )
     if args.densities and not args.show:
         parser.error("--densities goes with --show")
     return args
