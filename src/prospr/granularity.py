@@ -52,8 +52,17 @@ class Weights:
         return select_among(scores, among, sparsity, **vars(self))
 
 
+class _OneByOne:
+    """Single weights that are chosen by more than their scores."""
+
+    in_rounds = True
+
+    def score(self, score: Score, problem: Problem) -> Scores:
+        return score.score(problem)
+
+
 @dataclass(frozen=True)
-class Focused:
+class Focused(_OneByOne):
     """One by one, in as many of the channels between two layers as there are weights for; see prospr.channels.focus.
 
     groups: finds the network's channels; it is asked only where a layer keeps so few weights that they matter.
@@ -61,13 +70,6 @@ class Focused:
 
     groups: Callable[[], Groups]
     keep_per_layer: int = 0
-
-    @property
-    def in_rounds(self) -> bool:
-        return True
-
-    def score(self, score: Score, problem: Problem) -> Scores:
-        return score.score(problem)
 
     def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
         chosen = Weights("balanced", self.keep_per_layer).select(scores, sparsity, among)
@@ -79,18 +81,11 @@ class Focused:
 
 
 @dataclass(frozen=True)
-class Mapped:
+class Mapped(_OneByOne):
     """One by one, with less for layers of small feature maps; `factors`: see prospr.masks.maps."""
 
     factors: Mapping[str, float]
     keep_per_layer: int = 0
-
-    @property
-    def in_rounds(self) -> bool:
-        return True
-
-    def score(self, score: Score, problem: Problem) -> Scores:
-        return score.score(problem)
 
     def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
         weights = Weights("global", self.keep_per_layer)
