@@ -181,7 +181,7 @@ def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
     groups = grouped(list(left.values()))
     began, took = time.perf_counter(), {}
     options = Options(root=args.root, save_every=1e9, compile=args.compile)
-    ahead = len(groups) if args.plan else args.ahead
+    ahead, scored = len(groups) if args.plan else args.ahead, 0
     for place, group in enumerate(groups):
         wish, experiments = group[0][0], [one for _, _, one in group]
         spent, start = time.perf_counter() - began, time.perf_counter()
@@ -189,8 +189,9 @@ def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
         if spent + takes > args.minutes * 60:
             print(f"{len(group)} runs are left out; they take {takes:.0f} s, and {spent:.0f} are spent", flush=True)
             continue
-        if args.scorers > 1 and place % ahead == 0:
-            score_first([one for here in groups[place : place + ahead] for _, _, one in here], args)
+        if args.scorers > 1 and place >= scored:
+            scored = place + ahead
+            score_first([one for here in groups[place:scored] for _, _, one in here], args)
             print(f"  [{time.perf_counter() - start:.0f} s] scored by {args.scorers} processes", flush=True)
             start = time.perf_counter() if args.plan else start
         told = tell(start, results=wish.split == "test")

@@ -117,6 +117,10 @@ def test_a_plan_is_scored_at_once_and_trained_line_by_line(fair, tmp_path, monke
     assert "1 runs are left out" in capsys.readouterr().out
     fair.main(words)
     assert len(trained) == 3  # what has a line is not run again
+    asked.clear()
+    plan.write_text("\n".join([*lines[-1:], f"{alike} --out {second} --arms snip --split validation"]))
+    fair.main([*words, "--scorers", "2"])
+    assert asked == [["snip"]]  # what is trained is scored ahead, though a line before it is left out
 
 
 @pytest.mark.parametrize("table", ["resnet20", "resnet20b", "vgg16", "structured"])
