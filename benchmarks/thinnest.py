@@ -50,7 +50,8 @@ def main() -> None:
     for network in args.networks:
         for method in args.methods:
             for sparsity in args.sparsities:
-                row = {"network": network, "method": method, "sparsity": sparsity, "batch": args.batch}
+                row = {"network": network, "method": method, "scope": prospr.methods()[method].scope}
+                row |= {"sparsity": sparsity, "batch": args.batch}
                 row |= measure(network, method, sparsity, args, device)
                 rows.append(row)
                 print(

@@ -149,12 +149,13 @@ def test_no_more_batches_are_read_than_needed():
 
 
 def test_the_default_is_in_rounds():
-    """20 rounds, balanced, redrawn: with all of that said, the same masks; and 80 batches are read."""
+    """20 rounds, redrawn, mapped (and balanced, without maps): so said, the same masks; and 80 batches are read."""
     said = prospr.Iterative(ProsPr(steps=3), rounds=20, redraw=True)
     read = []
     by_generator = prospr.prune(MLP.model(), (read.append(b) or b for b in MLP.batches(100)), 0.5)
     assert len(read) == 80
-    assert by_generator == prospr.prune(MLP.model(), MLP.batches(100), 0.5, method=said, scope="balanced")
+    for scope in ("balanced", "mapped"):
+        assert by_generator == prospr.prune(MLP.model(), MLP.batches(100), 0.5, method=said, scope=scope)
     assert by_generator != prospr.prune(MLP.model(), MLP.batches(100), 0.5, method="prospr-one-shot")
 
 

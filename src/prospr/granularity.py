@@ -11,6 +11,7 @@ from prospr.channels.costs import Unit
 from prospr.channels.focus import focused, thin
 from prospr.channels.groups import Groups
 from prospr.errors import SettingError
+from prospr.masks.largest import largest
 from prospr.masks.maps import mapped_shares
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, parse
@@ -82,17 +83,30 @@ class Focused(_OneByOne):
 
 @dataclass(frozen=True)
 class Mapped(_OneByOne):
-    """One by one, with less for layers of small feature maps; `factors`: see prospr.masks.maps."""
+    """One by one, with less for layers of small feature maps; `factors`: see prospr.masks.maps.
+
+    But such a layer keeps a weight for each of its inputs and outputs, or an even part of what all layers keep where
+    that is fewer.
+    """
 
     factors: Mapping[str, float]
     keep_per_layer: int = 0
 
     def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
         weights = Weights("global", self.keep_per_layer)
-        if among is None:
-            return weights.select(mapped_shares(scores, self.factors), sparsity)
-        left = {name: s * among[name].to(s.device) for name, s in scores.items()}
-        return weights.select(mapped_shares(left, self.factors), sparsity, among)
+        left = scores if among is None else {name: s * among[name].to(s.device) for name, s in scores.items()}
+        shares = mapped_shares(left, self.factors)
+        chosen = weights.select(shares, sparsity, among)
+        even, small = chosen.kept // len(chosen), [name for name, factor in self.factors.items() if factor < 1]
+        least = {name: min(even, sum(scores[name].shape[:2])) for name in small}
+        if all(chosen[name].sum() >= count for name, count in least.items()):
+            return chosen
+        first = 2 * max(share.abs().max().item() for share in shares.values())
+        for name, count in least.items():  # of all, for what one gets is taken from the others
+            here = torch.ones_like(chosen[name]) if among is None else among[name].to(chosen[name].device)
+            secured = largest([shares[name]], min(count, int(here.sum())), without=[~here])[0]
+            shares[name] = torch.where(secured, first, shares[name])
+        return weights.select(shares, sparsity, among)
 
 
 @dataclass(frozen=True)

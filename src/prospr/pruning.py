@@ -13,10 +13,10 @@ from torch import nn
 
 from prospr.channels.costs import Unit
 from prospr.channels.groups import Groups, find_groups
-from prospr.errors import BatchError, CollapseError, CollapseWarning, SettingError
+from prospr.errors import BatchError, CollapseError, CollapseWarning, RankError, SettingError
 from prospr.granularity import Channels, Focused, Kind, Mapped, Weights
 from prospr.layers import inputs_first
-from prospr.masks.maps import map_factors
+from prospr.masks.maps import has_maps, map_factors
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity
 from prospr.masks.reach import reach
@@ -128,7 +128,7 @@ def prune(
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
         granularity = granularity or chosen.granularity
         chosen = chosen.in_one_shot() if is_sharded(plain) else chosen.suited(granularity)
-        scope = scope or chosen.scope
+        asked, scope = scope is not None, scope or chosen.scope
         if is_sharded(plain):
             problem = _problem(plain, batches, loss, prunable, seed, None)
             masks = prune_shards(problem, sparsity, chosen, scope, keep_per_layer, granularity, ranks)
@@ -149,7 +149,7 @@ def prune(
                 if budget != "parameters" or round_to != 1 or per_flop:
                     raise SettingError("budget, round_to and per_flop are for granularity='channel'")
                 _refuse_transposed(plain, problem.names, granularity)
-                kind = _weights(problem, scope, keep_per_layer, granularity, example)
+                kind = _weights(problem, scope, keep_per_layer, granularity, example, asked)
                 if granularity == "weight":
                     check_floor({n: w.numel() for n, w in problem.weights().items()}, sparsity, keep_per_layer)
             call = problem.call() if collapse != "ignore" else None
@@ -199,15 +199,35 @@ def _refuse_transposed(model: nn.Module, names: tuple[str, ...], granularity: Gr
         )
 
 
-def _weights(problem: Problem, scope: Scope, keep_per_layer: int, granularity: Granularity, example: Any) -> Kind:
+def _weights(
+    problem: Problem, scope: Scope, keep_per_layer: int, granularity: Granularity, example: Any, asked: bool
+) -> Kind:
+    """Single weights or patterns; `asked`: the scope is the user's own choice and not the method's."""
     if scope not in ("mapped", "focused"):
         return Weights(scope, keep_per_layer, granularity)
     if granularity != "weight":
         raise SettingError(f"scope={scope!r} is for single weights, and granularity is {granularity!r}; leave one out")
-    call = _example(problem, example)
     if scope == "mapped":
-        return Mapped(map_factors(problem.model, call, problem.names), keep_per_layer)
+        return Mapped(_map_factors(problem, example, asked), keep_per_layer)
+    call = _example(problem, example)
     return Focused(cache(lambda: find_groups(problem.model, call, verify=False)), keep_per_layer)
+
+
+def _map_factors(problem: Problem, example: Any, asked: bool) -> dict[str, float]:
+    """See `map_factors`. Where maps cannot be counted, and nobody asked for it, layers are balanced, with a warning."""
+    if not has_maps(problem.weights()):
+        return dict.fromkeys(problem.names, 1.0)
+    try:
+        return map_factors(problem.model, _example(problem, example), problem.names)
+    except Exception as error:
+        if asked or isinstance(error, RankError):
+            raise
+        warnings.warn(
+            f"the sizes of feature maps are not known ({error}), so all layers get whole shares; pass example= (an "
+            "input, a tuple of arguments or a dict of keyword arguments), or scope='balanced' for just that",
+            stacklevel=4,
+        )
+    return dict.fromkeys(problem.names, 1.0)
 
 
 def _groups(problem: Problem, example: Any, which: Which) -> Groups:

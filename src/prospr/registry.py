@@ -26,7 +26,8 @@ class Method:
         """The method for what goes whole; `score` and `scope` may be for single weights alone."""
         if granularity == "weight" or self.once is None:
             return self
-        return replace(self, score=self.once, once=None) if granularity == "channel" else self.in_one_shot()
+        once = self.in_one_shot()
+        return replace(once, scope="balanced") if granularity == "channel" else once
 
     def in_one_shot(self) -> "Method":
         """The method by the score that it has for that, if it has one."""
@@ -41,8 +42,8 @@ class Method:
 _METHODS = {
     "prospr": Method(
         Iterative(ProsPr(), rounds=20, redraw=True),
-        scope="balanced",
-        reference="Alizadeh et al., ICLR 2022; here in 20 rounds, layers balanced, weights redrawn",
+        scope="mapped",
+        reference="Alizadeh et al., ICLR 2022; here in 20 rounds, layers balanced by their maps, weights redrawn",
         cost="610",
         once=ProsPr(),
     ),

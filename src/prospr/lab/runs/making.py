@@ -241,6 +241,7 @@ class Parts:
             experiment.sparsity,
             method=replace(method, score=replace(method.rule, score=watched)),
             loss=self.task.loss,
+            scope=pruning.scope,
             keep_per_layer=pruning.keep_per_layer,
             budget=pruning.budget,
             round_to=pruning.round_to,
