@@ -9,7 +9,7 @@ from ranks.pool import Pool
 
 import prospr
 from prospr.errors import RankError, SettingError
-from prospr.meta.ranks import fingerprints
+from prospr.meta.ranks import Team, fingerprints
 
 
 def test_words_and_numbers(pool):
@@ -136,6 +136,21 @@ def test_the_rank_that_holds_the_store_dies():
     finally:
         for process in pool.processes:
             process.kill()
+
+
+def test_a_rank_that_fails_after_all_came_does_not_call_it_off(monkeypatch):
+    """All ranks hear the same, so each finds the same wrong: also a slow one that sees a note of it first."""
+
+    def failed(self):
+        raise RankError("rank 2 failed")
+
+    monkeypatch.setattr(Team, "_look", failed)
+    team = object.__new__(Team)
+    team.settings = prospr.Ranks()
+    came = iter([False, True])
+    team._until(lambda: next(came))
+    with pytest.raises(RankError, match="rank 2 failed"):
+        team._until(lambda: False)
 
 
 def test_settings():

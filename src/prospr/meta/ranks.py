@@ -337,7 +337,12 @@ class Team:
         while not done():
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
-            self._look()
+            try:
+                self._look()
+            except RankError:
+                if done():  # all came here, and one failed after that: for a reason that this rank may be about to find
+                    return
+                raise
             self._check_time(began)
 
     def _check_time(self, began: float) -> None:
