@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import prospr
 from prospr.lab.experiment import Experiment
 from prospr.lab.models import build
 from prospr.lab.runs.folder import find_run
@@ -15,6 +17,7 @@ from prospr.lab.runs.making import check
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HERE = ("channels", "fair", "narrower", "stability", "stepping", "torch_pruning_rival", "harness", "scale")
+HERE += ("small_cifar", "small_channels", "screening")
 
 
 def imported(name, monkeypatch):
@@ -34,6 +37,16 @@ def channels(monkeypatch):
 @pytest.fixture
 def narrower(monkeypatch):
     yield from imported("narrower", monkeypatch)
+
+
+@pytest.fixture
+def small_channels(monkeypatch):
+    yield from imported("small_channels", monkeypatch)
+
+
+@pytest.fixture
+def small_cifar(monkeypatch):
+    yield from imported("small_cifar", monkeypatch)
 
 
 @pytest.fixture
@@ -296,6 +309,38 @@ def test_scale_of_two_ranks_is_written(scale, tmp_path, capsys):
     assert (row["ranks"], row["batch"], row["error"]) == (2, 4, "")
     assert row["seconds"] > 0
     assert "over all ranks" in capsys.readouterr().out
+
+
+def test_scopes_that_were_tried(small_cifar):
+    """They change what the library does, for that time alone."""
+    batches = [(torch.randn(4, 1, 8, 8), torch.arange(4)) for _ in range(4)]
+
+    def masks(scope):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(4, 16, 3), nn.Flatten())
+        model.append(nn.Linear(64, 4))
+        with small_cifar.tried(scope) as known:
+            return prospr.prune(model, batches, 0.5, method="snip", scope=known)
+
+    plain = {scope: masks(scope) for scope in ("balanced", "tapered", "mapped")}
+    assert masks("tapered-0.5") != plain["tapered"] == masks("tapered-0.3")
+    assert masks("mapped-0.5") != plain["mapped"] == masks("mapped-1")
+    assert masks("mapped-0") == plain["balanced"] != masks("rooted")
+    assert all(masks(scope) == found for scope, found in plain.items())
+
+
+def test_channels_by_their_maps(small_channels):
+    model = build("vgg16", seed=0, width=16)
+    images = torch.randn(8, 3, 32, 32)
+    how = {"sparsity": 0.5, "method": "snip", "granularity": "channel", "scope": "balanced"}
+    batches, found = [(images, torch.arange(8))], []
+    for power in (0.0, 0.5):
+        twin = build("vgg16", seed=0, width=16)
+        with small_channels.mapped(twin, images[:1], power):
+            found.append(prospr.prune(twin, batches, **how))
+    assert found[0] == prospr.prune(model, batches, **how)
+    last = "features.40.weight"
+    assert found[1][last].sum() < found[0][last].sum()
 
 
 def test_random_masks_in_some_of_the_channels(narrower, tmp_path, capsys):
