@@ -36,17 +36,17 @@ def main() -> None:
         sys.exit("this compares kernels of an NVIDIA GPU, and there is none here")
     torch.backends.cudnn.benchmark = True
     print(f"torch {torch.__version__}, {machine('cuda')}\n")
-    if args.tune:
-        rows = tune(args.batch)
-        if args.out:
-            Path(args.out).write_text(
-                json.dumps({"machine": machine("cuda"), "batch": args.batch, "rows": rows}, indent=1)
-            )
-        return
+    rows = tune(args.batch) if args.tune else compare(args.batch)
+    if args.out:
+        Path(args.out).write_text(json.dumps({"machine": machine("cuda"), "batch": args.batch, "rows": rows}, indent=1))
+
+
+def compare(batch: int) -> list[dict]:
+    """Both ways at every shape, as a table."""
     print(f"{'channels':<12}{'pass':<10}{'cuDNN':>9}{'ours':>9}{'cuDNN / 8':>12}{'ours / 8':>11}{'ratio':>8}")
     rows = []
     for inputs, outputs, side in SHAPES:
-        x, y = (_random(args.batch, channels, side, side) for channels in (inputs, outputs))
+        x, y = (_random(batch, channels, side, side) for channels in (inputs, outputs))
         weight = _random(outputs, inputs, 3, 3)
         ways = {
             "forward": (lambda x=x, w=weight: F.conv2d(x, w, padding=1), lambda x=x, w=weight: conv3x3(x, w)),
@@ -60,8 +60,7 @@ def main() -> None:
             rows.append({"channels": [inputs, outputs], "side": side, "pass": name, "us": times})
             shown = f"{times[0]:>9.1f}{times[1]:>9.1f}{times[2]:>12.1f}{times[3]:>11.1f}{times[3] / times[2]:>8.2f}"
             print(f"{f'{inputs} to {outputs}':<12}{name:<10}{shown}", flush=True)
-    if args.out:
-        Path(args.out).write_text(json.dumps({"machine": machine("cuda"), "batch": args.batch, "rows": rows}, indent=1))
+    return rows
 
 
 def tune(batch: int, processes: int = 12) -> list[dict]:
