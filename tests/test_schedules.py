@@ -91,24 +91,16 @@ def test_in_balanced_rounds_layers_come_to_keep_as_many_each():
 
 
 def test_the_default_leaves_no_layer_thin():
-    """98.2 % of a narrow ResNet-20, some 60 weights a layer: others leave some with a handful or fewer. With 64 pixels,
-    then 16, then 4 the default's later layers have less than their balanced part, but one for each input and output."""
+    """98.2 % of a narrow ResNet-20, some 60 weights a layer: others leave some with a handful or fewer."""
     rng = torch.Generator().manual_seed(0)
     batches = [(torch.randn(16, 3, 8, 8, generator=rng), torch.randint(0, 10, (16,), generator=rng)) for _ in range(80)]
-
-    def masks(**how):
-        return prospr.prune(build("resnet20", seed=0, width=8), batches, 0.982, collapse="ignore", **how)
-
-    def fewest(**how):
-        return min(int(mask.sum()) for mask in masks(**how).values())
-
-    found = masks()
-    even = found.kept // len(found)
-    assert even == 60
-    assert all(int(mask.sum()) >= min(even, sum(mask.shape[:2])) for mask in found.values())
-    assert fewest(scope="balanced") >= 30
-    assert fewest(method="prospr-one-shot") < 10
-    assert fewest(method="snip") < 10
+    fewest = {}
+    for method in ("prospr", "prospr-one-shot", "snip"):
+        masks = prospr.prune(build("resnet20", seed=0, width=8), batches, 0.982, method=method, collapse="ignore")
+        fewest[method] = min(int(mask.sum()) for mask in masks.values())
+    assert fewest["prospr"] >= 30
+    assert fewest["prospr-one-shot"] < 10
+    assert fewest["snip"] < 10
 
 
 def test_redrawn_rounds_score_the_same_values_in_other_places():

@@ -1,5 +1,6 @@
 """What is kept or pruned whole: a weight (or a pattern of weights), or a channel with all that belongs to it."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -85,8 +86,8 @@ class Focused(_OneByOne):
 class Mapped(_OneByOne):
     """One by one, with less for layers of small feature maps; `factors`: see prospr.masks.maps.
 
-    But such a layer keeps a weight for each of its inputs and outputs, or an even part of what all layers keep where
-    that is fewer.
+    But such a layer keeps two weights for each of its outputs, or of its inputs where those are more; or half of an
+    even part of what all layers keep, where that is fewer.
     """
 
     factors: Mapping[str, float]
@@ -97,8 +98,8 @@ class Mapped(_OneByOne):
         left = scores if among is None else {name: s * among[name].to(s.device) for name, s in scores.items()}
         shares = mapped_shares(left, self.factors)
         chosen = weights.select(shares, sparsity, among)
-        even, small = chosen.kept // len(chosen), [name for name, factor in self.factors.items() if factor < 1]
-        least = {name: min(even, sum(scores[name].shape[:2])) for name in small}
+        half, small = math.ceil(chosen.kept // len(chosen) / 2), [n for n, factor in self.factors.items() if factor < 1]
+        least = {name: min(half, 2 * max(scores[name].shape[:2])) for name in small}
         if all(chosen[name].sum() >= count for name, count in least.items()):
             return chosen
         first = 2 * max(share.abs().max().item() for share in shares.values())
