@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,28 @@ def test_a_plan_is_scored_at_once_and_trained_line_by_line(fair, tmp_path, monke
     plan.write_text("\n".join([*lines[-1:], f"{alike} --out {second} --arms snip --split validation"]))
     fair.main([*words, "--scorers", "2"])
     assert asked == [["snip"]]  # what is trained is scored ahead, though a line before it is left out
+
+
+def test_what_runs_took_says_what_a_group_will_take(fair, tmp_path, monkeypatch, capsys):
+    out, given = tmp_path / "fair.jsonl", []
+
+    def running(experiments, *others, options, **rest):
+        given.append(options.compile)
+        return run_many(experiments, *others, options=replace(options, compile=False), **rest)
+
+    run_many = fair.run_many
+    monkeypatch.setattr(fair, "run_many", running)
+    words = ["--folder", str(tmp_path / "runs"), "--out", str(out), "--epochs", "1", "--sparsities", "0.5", "--compile"]
+    fair.main([*words, "--arms", "snip", "erk", "--minutes", "1"])
+    lines = [json.loads(line) | {"train_seconds": 90.0} for line in out.read_text().splitlines()]  # the two together
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    capsys.readouterr()
+    fair.main([*words, "--arms", "dense", "magnitude", "--minutes", "1", "--group-minutes", "0.1"])
+    assert "2 runs are left out; they take 90 s" in capsys.readouterr().out
+    fair.main([*words, "--arms", "dense", "magnitude", "--minutes", "1", "--together", "1"])  # 45 s each, it is thought
+    assert [json.loads(line)["arm"] for line in out.read_text().splitlines()] == ["snip", "erk", "dense", "magnitude"]
+    fair.main([*words, "--table", "structured", "--arms", "random, channels", "--minutes", "1"])
+    assert given == [True, True, True, False]  # networks of a shape each are not compiled
 
 
 @pytest.mark.parametrize("table", ["resnet20", "resnet20b", "vgg16", "structured"])
