@@ -247,3 +247,13 @@ def test_a_copy_of_the_model_is_not_touched():
     assert "after 1 steps, sparsity 0.9" in repr(pruner)
     for weight, other in itertools.zip_longest((model[0].weight, model[3].weight), (twin[0].weight, twin[3].weight)):
         assert weight.count_nonzero() < other.count_nonzero() == other.numel()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"scope": "globl"}, {"scope": "focused"}, {"keep_per_layer": -1}, {"keep_per_layer": 500}]
+)
+def test_settings_are_checked_before_the_training(wrong):
+    model = torch.nn.Sequential(torch.nn.Linear(10, 30), torch.nn.ReLU(), torch.nn.Linear(30, 2))
+    with pytest.raises(SettingError, match=r"scope|keep_per_layer"):
+        GradualMagnitude(sparsity=0.9, end=20, every=5, **wrong).on(model)
+    assert not list(model.named_buffers())

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prospr
 from prospr import Magnitude, Method, ProsPr
-from prospr.errors import CollapseError, CollapseWarning, ZeroScoreWarning
+from prospr.errors import CollapseError, CollapseWarning, InexactWarning, KeptWholeWarning, ZeroScoreWarning
 
 MLP = BY_NAME["mlp"]
 PRUNED = [case for case in CASES if case.name != "weight-norm"]  # its weights are computed: nothing to prune
@@ -265,3 +265,85 @@ def test_zero_scores_are_told():
         model[0].weight.zero_()[0, :2] = 1.0
     with pytest.warns(ZeroScoreWarning):
         prospr.prune(model, None, 0.25, method="magnitude")
+
+
+def test_weights_that_are_computed_are_named():
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 20))
+    model = nn.Sequential(normed, nn.ReLU(), nn.Linear(20, 3))
+    batches = [(torch.randn(8, 6), torch.randint(0, 3, (8,)))]
+    with pytest.warns(KeptWholeWarning, match="^0: the weight is computed"):
+        masks = prospr.prune(model, batches, 0.5, method="snip")
+    assert list(masks) == ["2.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prospr.prune(model, batches, 0.5, method="snip", prunable=["2.weight"])
+
+
+def test_pruning_what_is_pruned_says_how_much_of_it_is_zero():
+    model = MLP.model()
+    first = prospr.prune(model, None, 0.5, method="random")
+    with pytest.warns(InexactWarning, match="weights now kept are zeros of theirs"):
+        second = prospr.prune(model, None, 0.8, method="random", seed=1)
+    assert any((second[name] & ~first[name]).any() for name in second)
+
+
+def test_an_example_serves_the_check_for_collapse():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-3)
+    with pytest.raises(CollapseError, match=r"0\.weight: 0 of 24"):
+        prospr.prune(model, None, 0.8, method="magnitude", example=torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("method", prospr.methods())
+def test_another_default_device(method):
+    """As after torch.set_default_device("cuda"); what is made on the meta device has no numbers, so none may be."""
+    model, batches = MLP.model(), MLP.batches(10)
+    wanted = prospr.prune(MLP.model(), batches, 0.75, method=method)
+    with torch.device("meta"):
+        assert prospr.prune(model, batches, 0.75, method=method) == wanted
+
+
+@pytest.mark.parametrize("method", ["prospr-one-shot", "grasp", "snip"])
+def test_functions_called_by_keyword(method):
+    class Called(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(16, 3)
+
+        def forward(self, x):
+            h = F.conv2d(input=x, weight=self.conv.weight, bias=self.conv.bias)
+            return F.linear(input=F.relu(input=h).flatten(1), weight=self.head.weight, bias=self.head.bias)
+
+    class Plain(Called):
+        def forward(self, x):
+            return self.head(F.relu(self.conv(x)).flatten(1))
+
+    batches = [(torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.randint(0, 3, (8,))) for _ in range(5)]
+    called, plain = Called().double(), Plain().double()
+    plain.load_state_dict(called.state_dict())
+    found, wanted = (prospr.score(model, batches, method=method) for model in (called, plain))
+    assert all(torch.allclose(found[name], wanted[name], rtol=1e-10) for name in wanted)
+    prospr.prune(called, batches, 0.5, method=method)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_merges_weights_for_inference(training):
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode=True):
+            if mode == self.merged:
+                self.weight.data.mul_(0.5 if mode else 2.0)
+                self.merged = not mode
+            return super().train(mode)
+
+    model = nn.Sequential(Merging(6, 8), nn.ReLU(), nn.Linear(8, 3)).train(training)
+    before, batches = state(model), [(torch.randn(8, 6), torch.randint(0, 3, (8,)))]
+    for method in ("snip", "magnitude", "synflow", "ntk-sap"):
+        prospr.prune(model, batches, 0.5, method=method).remove(model)
+        model.load_state_dict(before)
+        assert model[0].merged is not training
+        assert all(module.training is training for module in model.modules())
+    prospr.score(model, batches, method="snip")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

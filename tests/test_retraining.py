@@ -243,3 +243,15 @@ print(masks.kept)
 def test_channels_are_refused():
     with pytest.raises(SettingError, match="prunes channels"):
         prospr.retrain(nn.Linear(3, 2), lambda model, start, stop: None, 0.5, method="3sp")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"scope": "globl"}, {"scope": "mapped"}, {"keep_per_layer": -1}, {"keep_per_layer": 500}]
+)
+def test_settings_are_checked_before_the_training(wrong):
+    def train(*_):
+        pytest.fail("it was trained")
+
+    model = torch.nn.Sequential(torch.nn.Linear(10, 30), torch.nn.ReLU(), torch.nn.Linear(30, 2))
+    with pytest.raises(SettingError, match=r"scope|keep_per_layer"):
+        retrain(model, train, 0.9, **wrong)

@@ -88,7 +88,7 @@ class InexactWarning(UserWarning):
 
 
 class KeptWholeWarning(UserWarning):
-    """Channels of these layers cannot be removed from the network, and this says why."""
+    """These layers, or their channels, cannot be pruned, and this says why."""
 
 
 class WaitingWarning(UserWarning):

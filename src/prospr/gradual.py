@@ -10,7 +10,7 @@ from torch import nn
 from prospr.errors import MaskError, SettingError
 from prospr.masks import enforce
 from prospr.masks.masks import Masks
-from prospr.masks.select import Scope, check_sparsity, select_among
+from prospr.masks.select import Scope, check_floor, check_scope, check_sparsity, select_among
 from prospr.meta.loss import unwrap
 from prospr.scores import Magnitude, prunable
 from prospr.scores.base import Problem, Which
@@ -54,6 +54,7 @@ class GradualMagnitude:
 
     def __post_init__(self) -> None:
         check_sparsity(self.sparsity)
+        check_scope(self.scope)
         if not isinstance(self.initial, (int, float)) or not 0 <= self.initial <= self.sparsity:
             raise SettingError(
                 f"GradualMagnitude(initial={self.initial!r}): use a number from 0 to the final sparsity, "
@@ -101,6 +102,7 @@ class GradualPruner:
         self.steps = 0  # of training, so far
         weights = prunable(self.model, which)
         self._names = tuple(weights)
+        check_floor({n: w.numel() for n, w in weights.items()}, settings.sparsity, settings.keep_per_layer)
         held = enforce.held(self.model)
         Masks({n: held.get(n, torch.ones_like(w, dtype=torch.bool)) for n, w in weights.items()}).apply(self.model)
         self._prune_if_due()

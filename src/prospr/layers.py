@@ -1,10 +1,11 @@
-"""Linear layers of other libraries, known without importing them: where a model has one, its library is loaded."""
+"""What layers are made of: linear layers of other libraries, known without importing them, and computed weights."""
 
 import sys
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["inputs_first"]
+__all__ = ["computed", "inputs_first"]
 
 
 def inputs_first(module: nn.Module) -> bool:
@@ -17,3 +18,20 @@ def inputs_first(module: nn.Module) -> bool:
     """
     kind = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
     return kind is not None and isinstance(module, kind)
+
+
+def computed(model: nn.Module) -> list[str]:
+    """The layers whose weight is not a parameter but computed from others: by weight_norm, or another parametrization.
+
+    >>> import torch
+    >>> from prospr.layers import computed
+    >>> computed(torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 2))))
+    ['0']
+    """
+    kinds = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, kinds)  # and, without computing it: some parametrizations write to buffers
+        and (is_parametrized(module, "weight") or "weight" in module.__dict__)
+    ]

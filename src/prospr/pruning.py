@@ -13,12 +13,21 @@ from torch import nn
 
 from prospr.channels.costs import Unit
 from prospr.channels.groups import Groups, find_groups
-from prospr.errors import BatchError, CollapseError, CollapseWarning, RankError, SettingError
+from prospr.errors import (
+    BatchError,
+    CollapseError,
+    CollapseWarning,
+    InexactWarning,
+    KeptWholeWarning,
+    RankError,
+    SettingError,
+)
 from prospr.granularity import Channels, Focused, Kind, Mapped, Weights
-from prospr.layers import inputs_first
+from prospr.layers import computed, inputs_first
+from prospr.masks import enforce
 from prospr.masks.maps import has_maps, map_factors
 from prospr.masks.masks import Masks
-from prospr.masks.patterns import Granularity
+from prospr.masks.patterns import Granularity, parse
 from prospr.masks.reach import reach
 from prospr.masks.select import Scope, check_floor, check_sparsity
 from prospr.meta.batches import Stream
@@ -75,6 +84,7 @@ def score(
         with _team(ranks, "prospr.score", model, facts) as team:
             problem = _problem(model, batches, loss, prunable, seed, team)
             if (granularity or chosen.granularity) != "channel":
+                _warn_of_computed(model, prunable)
                 return chosen.rule.score.score(problem)
             found = _groups(problem, example, prunable)
             return Channels(found).score(chosen.rule.score, _of_channels(problem, found))
@@ -149,16 +159,20 @@ def prune(
                 if budget != "parameters" or round_to != 1 or per_flop:
                     raise SettingError("budget, round_to and per_flop are for granularity='channel'")
                 _refuse_transposed(plain, problem.names, granularity)
+                _warn_of_computed(plain, prunable)
                 kind = _weights(problem, scope, keep_per_layer, granularity, example, asked)
                 if granularity == "weight":
                     check_floor({n: w.numel() for n, w in problem.weights().items()}, sparsity, keep_per_layer)
             call = problem.call() if collapse != "ignore" else None
+            if call is None and collapse != "ignore" and example is not None:
+                call = call_of(example)
             masks = chosen.rule.masks(problem, sparsity, kind)
             if collapse != "ignore":
                 _check_collapse(plain, masks, call, collapse)
             if team is not None:
                 remedy = "The scores differ in their last digits, which different hardware or libraries can do"
                 team.agree("the masks", masks.digest(), remedy)
+        _warn_of_masked(plain, masks)
         masks.apply(plain)
     return masks
 
@@ -190,13 +204,18 @@ def _problem(
 
 
 def _refuse_transposed(model: nn.Module, names: tuple[str, ...], granularity: Granularity) -> None:
-    """Patterns are counted along a weight's second dimension, which are its inputs in every layer but one."""
-    turned = [n for n in names if granularity != "weight" and inputs_first(model.get_submodule(n.rpartition(".")[0]))]
-    if turned:
-        raise SettingError(
-            f"granularity={granularity!r}: patterns are for weights of (outputs, inputs), and {turned[0]} of a Conv1D "
-            "is (inputs, outputs); leave such layers out of prunable=, or use granularity='weight'"
-        )
+    """Patterns are counted along a weight's second dimension, which are its inputs in every layer but two."""
+    kind, rows, columns = parse(granularity)
+    if kind == "weight" or (kind == "block" and rows == columns):
+        return
+    for name in names:
+        module = model.get_submodule(name.rpartition(".")[0])
+        if inputs_first(module) or isinstance(module, nn.modules.conv._ConvTransposeNd):
+            raise SettingError(
+                f"granularity={granularity!r}: such patterns are for weights of (outputs, inputs), and {name} of a "
+                f"{type(module).__name__} is (inputs, outputs); leave such layers out of prunable=, or use "
+                "granularity='weight' or square blocks"
+            )
 
 
 def _weights(
@@ -259,6 +278,31 @@ def _connected(model: nn.Module, masks: Masks, call: Call) -> bool | None:
         if reached is not None:
             return reached.connected
     return None
+
+
+def _warn_of_computed(model: nn.Module, which: Which) -> None:
+    if which is None and (left_out := computed(model)):
+        warnings.warn(
+            f"{', '.join(left_out[:4])}{', ...' if len(left_out) > 4 else ''}: the weight is computed from other "
+            "parameters (weight_norm or another parametrization), so it is not pruned, and no part of the sparsity. "
+            "Take that off before, with torch.nn.utils.parametrize.remove_parametrizations, or pass prunable=",
+            KeptWholeWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_masked(model: nn.Module, masks: Masks) -> None:
+    """Zeros of masks that are on the model already are initial weights like others, to most scores."""
+    held = enforce.held(model)
+    again = sum(int((mask & ~held[name].to(mask.device)).sum()) for name, mask in masks.items() if name in held)
+    if again:
+        warnings.warn(
+            f"there were masks on this model, and {again} of the {masks.kept} weights now kept are zeros of theirs; to "
+            "begin anew, take a model that is not pruned, and to prune further, a method in rounds to the final "
+            "sparsity at once",
+            InexactWarning,
+            stacklevel=3,
+        )
 
 
 def _check_collapse(model: nn.Module, masks: Masks, call: Call | None, collapse: str) -> None:

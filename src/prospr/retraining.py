@@ -14,7 +14,7 @@ from torch import nn
 from prospr.errors import CollapseWarning, MaskError, SettingError
 from prospr.masks import enforce
 from prospr.masks.masks import Masks
-from prospr.masks.select import Scope, check_sparsity, select_among
+from prospr.masks.select import Scope, check_floor, check_scope, check_sparsity, select_among
 from prospr.meta.batches import Stream
 from prospr.meta.loss import ModelLoss, cross_entropy, devices_of, replay, unwrap
 from prospr.registry import Method, find
@@ -88,7 +88,10 @@ def retrain(
     plain = unwrap(model)
     if enforce.held(plain):
         raise MaskError("there are masks on this model already; masks.remove(model) lets go of them")
-    names = tuple(find_prunable(plain, prunable))
+    weights = find_prunable(plain, prunable)
+    names = tuple(weights)
+    check_scope(scope or chosen.scope)  # before the training, not after it
+    check_floor({name: w.numel() for name, w in weights.items()}, sparsity, keep_per_layer)
     rule = _Rule(chosen.rule.score, names, scope or chosen.scope, keep_per_layer, batches, loss, seed)
     start = state(plain)
     asked = {"sparsity": float(sparsity), "rewind": rewind, "levels": levels}

@@ -34,7 +34,7 @@ def shuffle(masks: Mapping[str, Tensor], seed: int = 0) -> Masks:
     generator = torch.Generator().manual_seed(seed)
     moved = {}
     for name, mask in masks.items():
-        order = torch.randperm(mask.numel(), generator=generator).to(mask.device)
+        order = torch.randperm(mask.numel(), generator=generator, device="cpu").to(mask.device)
         moved[name] = mask.flatten()[order].reshape(mask.shape)
     return Masks(moved)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from prospr.errors import BatchError, CollapseError, ScoreError, SettingError, ZeroScoreWarning
+from prospr.errors import BatchError, CollapseError, InexactWarning, ScoreError, SettingError, ZeroScoreWarning
 from prospr.granularity import Kind
 from prospr.masks.masks import Masks
 from prospr.scores.base import Problem, Score, Scores
@@ -78,6 +78,7 @@ class Iterative:
                 with warnings.catch_warnings():
                     if t + 1 < self.rounds:  # what scores nothing now, and is kept, is scored again
                         warnings.simplefilter("ignore", ZeroScoreWarning)
+                        warnings.simplefilter("ignore", InexactWarning)
                     masks = kind.select(scores, target, None if self.recover else masks)
             except BatchError as error:
                 if masks is None:
@@ -104,7 +105,7 @@ def _reordered(weights: Scores, seed: int) -> Scores:
     found = {}
     for name, w in weights.items():
         values, there = w.flatten().clone(), torch.nonzero(w.flatten()).flatten()
-        order = torch.randperm(len(there), generator=generator).to(w.device)
+        order = torch.randperm(len(there), generator=generator, device="cpu").to(w.device)
         values[there] = values[there[order]]
         found[name] = values.reshape(w.shape)
     return found

@@ -174,3 +174,19 @@ def test_a_masked_model_is_freed():
     del model, other
     gc.collect()
     assert [r() for r in references] == [None] * 4
+
+
+def test_a_parameter_that_is_frozen_while_masks_are_put_on():
+    model = torch.nn.Linear(4, 3).requires_grad_(False)
+    masks = prospr.Masks({"weight": torch.tensor([[True, False, True, False]] * 3)})
+    masks.apply(model)
+    assert not model.weight.requires_grad
+    model.requires_grad_(True)
+    model(torch.ones(2, 4)).sum().backward()
+    assert model.weight.grad is not None
+    assert (model.weight.grad[~masks["weight"]] == 0).all()
+    assert (model.weight.grad[masks["weight"]] != 0).all()
+    masks.remove(model)
+    model.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    assert (model.weight.grad != 0).all()

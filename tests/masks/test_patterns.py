@@ -113,3 +113,35 @@ def test_patterns_have_no_rounds():
     case = BY_NAME["mlp"]
     with pytest.raises(SettingError, match="there are no rounds"):
         prospr.prune(case.model(), case.batches(4), 0.5, method="force", granularity="2:4")
+
+
+@pytest.mark.parametrize("scope", ["global", "balanced", "tapered", "spread", "layer", "erk"])
+def test_blocks_of_one_are_weights(scope):
+    generator = torch.Generator().manual_seed(0)
+    scores = {"c": torch.rand(8, 4, 3, 3, generator=generator), "w": torch.rand(6, 8, generator=generator) / 9}
+    for sparsity in (0.5, 0.9):
+        assert prospr.select(scores, sparsity, scope=scope, granularity=(1, 1)) == prospr.select(
+            scores, sparsity, scope=scope
+        )
+    case = BY_NAME["mlp"]
+    rule = prospr.Iterative(prospr.Snip(), rounds=5)
+    whole, single = (
+        prospr.prune(case.model(), case.batches(5), 0.8, method=rule, scope=scope, granularity=g)
+        for g in ((1, 1), "weight")
+    )
+    assert whole == single
+
+
+def test_blocks_cut_short_are_told_of():
+    net = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10))
+    with pytest.warns(InexactWarning, match=r"blocks of 8 x 8 the sparsity is 0\.2000, not 0\.5: 0\.weight, 2\.weight"):
+        prospr.prune(net, None, 0.5, method="random", granularity=(8, 8), collapse="ignore")
+
+
+@pytest.mark.parametrize("granularity", ["2:4", (2, 4)])
+def test_patterns_of_transposed_convolutions_are_refused(granularity):
+    net = nn.Sequential(nn.ConvTranspose2d(8, 12, 3))
+    with pytest.raises(SettingError, match=r"0\.weight of a ConvTranspose2d is \(inputs, outputs\)"):
+        prospr.prune(net, None, 0.5, method="magnitude", granularity=granularity, collapse="ignore")
+    square = prospr.prune(net, None, 0.5, method="magnitude", granularity=(4, 4), collapse="ignore")
+    assert square.sparsity == 0.5

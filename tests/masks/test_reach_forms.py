@@ -77,3 +77,21 @@ def test_what_cannot_be_traced_is_not_known():
 
     model = Net(forward, a=nn.Linear(3, 2), b=nn.Linear(2, 2))
     assert look(model, cut(model), torch.ones(1, 3)) == ({"a": None, "b": None}, None)
+
+
+CANCELLING = {
+    "centred": lambda m, x: (z := m.b(m.a(x).relu())) - z.mean(1, keepdim=True),
+    "dueling": lambda m, x: m.v(h := m.a(x).relu()) + (z := m.b(h)) - z.mean(1, keepdim=True),
+    "maxout": lambda m, x: m.v(m.a(x).unflatten(1, (4, 2)).max(2).values.repeat(1, 2)) + m.b(m.a(x)).amax(1, True),
+    "maximum": lambda m, x: torch.maximum(m.v(h := m.a(x)).expand(-1, 4), torch.max(m.b(h), m.b(h) + 1)),
+    "by keyword": lambda m, x: F.linear(input=F.relu(input=m.a(x)), weight=m.b.weight) + m.v(m.a(x)),
+}
+
+
+@pytest.mark.parametrize("form", CANCELLING)
+def test_what_a_network_subtracts_or_compares_is_no_cut(form):
+    model = Net(CANCELLING[form], a=nn.Linear(3, 8), b=nn.Linear(8, 4), v=nn.Linear(8, 1))
+    effective, connected = look(model, cut(model), torch.ones(2, 3))
+    assert connected
+    assert effective == {"a": 24, "b": 32, "v": 0 if form == "centred" else 8}
+    assert look(model, cut(model, a__weight=ALL), torch.ones(2, 3)) == ({"a": 0, "b": 0, "v": 0}, False)

@@ -2,7 +2,7 @@
 
 from collections import UserDict, namedtuple
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -95,3 +95,29 @@ def test_one_sample_of_labels_too():
     args, kwargs = one_sample(((ONE,), {"labels": torch.arange(4), "weights": torch.ones(5), "scale": torch.ones(())}))
     assert args[0].shape == (1, 3)
     assert {key: tuple(t.shape) for key, t in kwargs.items()} == {"labels": (1,), "weights": (5,), "scale": ()}
+
+
+def test_a_dict_of_its_own_class_stays_one():
+    class Attributed(dict):
+        def __getattr__(self, name):
+            return self[name]
+
+    given = Attributed(x=torch.ones(2), more=[torch.zeros(1)])
+    found = map_tensors(given, lambda t: t + 1)
+    assert type(found) is Attributed
+    assert found.x.tolist() == [2, 2]
+    assert found.more[0].item() == 1
+    assert given.x.tolist() == [1, 1]
+
+
+def test_a_dataclass_with_fields_that_its_init_does_not_take():
+    @dataclass(frozen=True)
+    class Derived:
+        x: torch.Tensor
+        double: torch.Tensor = field(init=False)
+
+        def __post_init__(self):
+            object.__setattr__(self, "double", 2 * self.x)
+
+    found = map_tensors(Derived(torch.ones(2)), lambda t: t + 1)
+    assert (found.x.tolist(), found.double.tolist()) == ([2, 2], [3, 3])

@@ -9,6 +9,7 @@ from torch import nn
 
 import prospr
 from prospr import Grasp
+from prospr.errors import InexactWarning
 
 
 def test_by_hand():
@@ -70,3 +71,10 @@ def test_impossible_settings(make, says):
 def test_too_few_batches():
     with pytest.raises(prospr.errors.BatchError, match=r"holds 2, and Grasp\(batches=10\)"):
         prospr.prune(BY_NAME["mlp"].model(), BY_NAME["mlp"].batches(2), 0.5, method="grasp-mb")
+
+
+def test_a_loss_that_does_not_call_the_model_is_told_of():
+    model = nn.Linear(4, 3)
+    loss = lambda model, batch: F.cross_entropy(F.linear(batch[0], model.weight), batch[1])  # noqa: E731
+    with pytest.warns(InexactWarning, match="does not call the model itself"):
+        prospr.score(model, [(torch.randn(6, 4), torch.randint(0, 3, (6,)))], method="grasp", loss=loss)

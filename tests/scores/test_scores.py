@@ -229,3 +229,9 @@ def test_a_frozen_parameter_by_name():
 def test_settings_are_checked_when_they_are_made(settings, message):
     with pytest.raises(SettingError, match=message):
         ProsPr(**settings)
+
+
+def test_too_few_batches_for_a_mean_of_several():
+    batches = [(torch.randn(4, 5), torch.randint(0, 3, (4,)))] * 3
+    with pytest.raises(BatchError, match=r"holds 3, and Snip\(batches=10\) reads 10"):
+        prospr.prune(torch.nn.Linear(5, 3), batches, 0.5, method="snip-mb")

@@ -137,3 +137,34 @@ def test_mobilenet_with_relu6():
     method = prospr.Iterative(prospr.SynFlow(scale=1e-20), rounds=5)
     masks = prospr.prune(model, batches, 0.9, method=method)
     assert not masks.empty()
+
+
+def test_a_network_that_casts_its_input():
+    class Casting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+
+        def forward(self, x):
+            return self.net(x.float() / 255)
+
+    model, batches = Casting(), [(torch.randn(4, 5), torch.randint(0, 3, (4,)))]
+    found = prospr.score(model, batches, method=prospr.SynFlow(scale=255.0))
+    wanted = prospr.score(model.net, batches, method=prospr.SynFlow())
+    assert all(torch.allclose(found[f"net.{name}"], s, rtol=1e-5) for name, s in wanted.items())
+
+
+def test_a_graph_of_which_one_sample_is_no_graph():
+    class Passing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(5, 3)
+
+        def forward(self, x, edges):
+            h = self.net(x)
+            return torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])
+
+    batch = torch.randn(7, 5), torch.tensor([[0, 1, 2, 3, 6], [1, 2, 3, 4, 0]])
+    loss = lambda model, batch: model(*batch).square().mean()  # noqa: E731
+    scores = prospr.score(Passing(), [batch], method=prospr.SynFlow(), loss=loss)
+    assert scores["net.weight"].sum().item() == pytest.approx(1)

@@ -94,6 +94,6 @@ def _by_group(found: Groups, axis: Axis, groups: Sequence[int], values: Tensor) 
     """The sum of `values` over all that belongs to each of `groups` along one dimension."""
     lines = values.double().movedim(axis[1], 0).flatten(1).sum(1).cpu()
     place = {group: i for i, group in enumerate(groups)}
-    index = torch.tensor([place.get(group, -1) for group in found.axes[axis]])
-    total = torch.zeros(len(groups), dtype=torch.float64)
+    index = torch.tensor([place.get(group, -1) for group in found.axes[axis]], device="cpu")
+    total = torch.zeros(len(groups), dtype=torch.float64, device="cpu")
     return total.index_add_(0, index[index >= 0], lines[index >= 0])

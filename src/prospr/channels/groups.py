@@ -66,6 +66,11 @@ class Groups:
             axis for axis, labels in found.axes.items() if axis[0] in self.parameters and not _written(found, labels)
         }
         self.tensors = {name for name, _ in found.axes}
+        buffered = [
+            labels
+            for axis, labels in found.axes.items()
+            if axis[0] not in self.parameters and not _written(found, labels)
+        ]
         self.sets: dict[str, list[int]] = {}
         number: dict[int, int] = {}  # root of a class of labels -> group
         refused: dict[int, str] = {}
@@ -82,14 +87,29 @@ class Groups:
         self.axes = {axis: to_group(labels) for axis, labels in found.axes.items()}
         self.coupled = {name for (name, _), ids in self.axes.items() if max(ids, default=-1) >= 0}
         self.attributes = [(a, to_group(a.labels)) for a in found.attributes]
-        # Channels that meet in a product of two results (queries and keys) are read by more than weights.
+        # Channels that meet in a product of two results (queries and keys), or a buffer, are read by more than weights.
         products = [first for first, second in found.summed if _written(found, first) and _written(found, second)]
-        self._products = {group for labels in products for group in to_group(labels)} - {-1}
+        self._products = {group for labels in (*products, *buffered) for group in to_group(labels)} - {-1}
         self._terms = _terms(model, self, [_numbered(term, to_group) for term in found.flops])
         self.kept_whole = _kept_whole(self, found, refused)
 
     def __len__(self) -> int:
         return self.count
+
+    def in_conflict(self) -> dict[str, str]:
+        """{set: why}: a module that several sets pass through has one number for the count of all their channels."""
+        passed: dict[tuple[str, str, int | None], list[list[int]]] = {}
+        for attribute, ids in self.attributes:
+            lines = passed.setdefault((attribute.module, attribute.name, attribute.position), [])
+            if ids not in lines:
+                lines.append(ids)
+        several = {place: {g for ids in lines for g in ids} for place, lines in passed.items() if len(lines) > 1}
+        return {
+            name: f"{module} is used for several sets of channels, and has one {attribute}"
+            for (module, attribute, _), groups in several.items()
+            for name, ids in self.sets.items()
+            if groups & set(ids)
+        }
 
     def costs(self) -> Costs:
         """The costs of the whole network, to count down."""
@@ -174,9 +194,9 @@ class Groups:
             if name not in self.coupled:
                 continue
             dims = {d: self.axes[name, d] for d in range(len(shape)) if (name, d) in self.axes}
-            mask = torch.ones(shape, dtype=torch.bool)
+            mask = torch.ones(shape, dtype=torch.bool, device="cpu")
             for d, ids in dims.items():
-                stays = torch.tensor([g not in removed for g in ids])
+                stays = torch.tensor([g not in removed for g in ids], device="cpu")
                 mask &= stays.reshape([-1 if e == d else 1 for e in range(len(shape))])
             masks[name] = mask
         return Masks(masks)
@@ -202,8 +222,13 @@ class Groups:
                     f"{name}: a mask of shape {tuple(mask.shape)}, and the network "
                     + (f"has {self.parameters[name]}" if name in self.parameters else "has no such parameter")
                 )
-        left = {name: masks[name].detach().cpu().clone() if name in masks else torch.ones(shape, dtype=torch.bool)
-                for name, shape in self.parameters.items() if name in self.coupled}  # fmt: skip
+        left = {
+            name: masks[name].detach().cpu().clone()
+            if name in masks
+            else torch.ones(shape, dtype=torch.bool, device="cpu")
+            for name, shape in self.parameters.items()
+            if name in self.coupled
+        }
         by_weights = {g for axis in self.read for g in self.axes[axis]} - self._products
         gone: list[bool] = []
         while True:
@@ -222,7 +247,7 @@ class Groups:
             # A channel that goes no longer reads its own inputs.
             for (name, dim), ids in self.axes.items():
                 if name in left and any(g >= 0 and gone[g] for g in ids):
-                    stays = torch.tensor([g < 0 or not gone[g] for g in ids])
+                    stays = torch.tensor([g < 0 or not gone[g] for g in ids], device="cpu")
                     left[name] &= stays.reshape([-1 if e == dim else 1 for e in range(left[name].dim())])
 
     def require(self) -> None:
@@ -348,6 +373,9 @@ def find_groups(model: nn.Module, call: Call, verify: bool = True, only: Sequenc
         call = one_sample(call)
     frozen: dict[str, str] = {}
     found = Groups(model, first, frozen, only)
+    if conflicts := found.in_conflict():
+        frozen.update(conflicts)
+        found = Groups(model, first, frozen, only)
     if not verify:
         return found
     while True:

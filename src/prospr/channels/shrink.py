@@ -91,12 +91,14 @@ def fit_weights(
 
 def _rescale(model: nn.Module, small: nn.Module) -> None:
     """Keep the variance that every layer was initialised for: 1 / (number of inputs)."""
+    done: set[int] = set()
     for before, after in zip(model.modules(), small.modules(), strict=True):
         if not isinstance(after, (nn.Linear, nn.modules.conv._ConvNd)) and not inputs_first(after):
             continue
-        ratio = _inputs(before) / _inputs(after)
-        if ratio != 1:
-            after.get_parameter("weight").mul_(ratio**0.5)
+        ratio, weight = _inputs(before) / _inputs(after), after._parameters.get("weight")
+        if weight is not None and ratio != 1 and id(weight) not in done:  # one that is computed scales itself
+            done.add(id(weight))  # tied layers share theirs
+            weight.mul_(ratio**0.5)
 
 
 def _inputs(layer: Any) -> float:

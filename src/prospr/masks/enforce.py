@@ -44,12 +44,15 @@ class Guard:
 
     def _install(self) -> None:
         _guarded[self.parameter] = weakref.ref(self)
-        if not self.parameter.requires_grad:
-            self.handle = None
-        elif is_shard(self.parameter):  # FSDP2 writes the gradient itself, and calls these hooks alone
+        frozen = not self.parameter.requires_grad
+        if frozen:
+            self.parameter.requires_grad_()  # or no hook can be put on it; it may be trained later
+        if is_shard(self.parameter):  # FSDP2 writes the gradient itself, and calls these hooks alone
             self.handle = self.parameter.register_post_accumulate_grad_hook(self._after_gradient)
         else:
             self.handle = self.parameter.register_hook(self)
+        if frozen:
+            self.parameter.requires_grad_(False)
 
     @property
     def mask(self) -> Tensor:
@@ -94,8 +97,7 @@ class Guard:
 
     def release(self) -> None:
         _guarded.pop(self.parameter, None)
-        if self.handle is not None:
-            self.handle.remove()
+        self.handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self.module, "attribute": self.attribute, "parameter": self.parameter}

@@ -171,7 +171,7 @@ def histogram(scores: Mapping[str, Tensor], bins: int = 50) -> tuple[Tensor, dic
     used = [t for t in logs.values() if t.numel()]
     low = min((t.min().item() for t in used), default=0.0)
     high = max((t.max().item() for t in used), default=0.0)
-    edges = torch.linspace(low, high if high > low else low + 1, bins + 1, dtype=torch.float64)
+    edges = torch.linspace(low, high if high > low else low + 1, bins + 1, dtype=torch.float64, device="cpu")
     inner = edges[1:-1].contiguous()
     return edges, {
         name: torch.bincount(torch.bucketize(t, inner, right=True), minlength=bins) for name, t in logs.items()

@@ -79,7 +79,7 @@ def _threshold(
     width = 64 if wide else 32
     prefix, left = 0, count
     for shift in range(width - DIGIT, -1, -DIGIT):
-        counts = torch.zeros(BINS, dtype=torch.int64)
+        counts = torch.zeros(BINS, dtype=torch.int64, device="cpu")
         for t, left_out in zip(flat, out, strict=True):
             here = torch.zeros(BINS, dtype=torch.int64, device=t.device)
             for start, keys in _keys(t, wide):

@@ -80,7 +80,8 @@ def block_scores(scores: Mapping[str, Tensor], rows: int, columns: int) -> dict[
             torch.ones_like(matrix), (0, -matrix.shape[-1] % columns, 0, -matrix.shape[-2] % rows)
         )
         tiles = lambda t: t.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))  # noqa: E731
-        found[name] = tiles(padded).sum((-3, -1)) / tiles(count).sum((-3, -1))
+        means = tiles(padded).sum((-3, -1)) / tiles(count).sum((-3, -1))
+        found[name] = means.movedim((-2, -1), (0, 1)).contiguous()
     return found
 
 
@@ -88,5 +89,5 @@ def spread(mask: Tensor, shape: torch.Size, rows: int, columns: int) -> Tensor:
     """A mask of blocks as a mask of weights of this shape."""
     if len(shape) < 2:
         return mask
-    weights = mask.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
-    return weights[..., : shape[0], : shape[1]].movedim((-2, -1), (0, 1)).contiguous()
+    weights = mask.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return weights[: shape[0], : shape[1]].contiguous()

@@ -1,8 +1,8 @@
 """Which kept weights lie on a path from the network's input to its output.
 
 The network is run once with positive numbers in the place of its kept weights and of its input, and with everything
-that could stop a signal taken out: biases, norms, activations, gates, dropout. What the output's sum still depends on
-is connected; a derivative that is exactly zero means no path.
+that could stop a signal taken out: biases, norms, activations, gates, dropout. What a sum of the outputs, each times a
+positive number of its own, still depends on is connected; a derivative that is exactly zero means no path.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torc
     sources: list[Tensor] = []
 
     def positive(like: Tensor) -> Tensor:
-        noise = torch.rand(like.shape, generator=generator, dtype=torch.float64) + 0.5
+        noise = torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
         return noise.to(like.device, dtype or like.dtype)
 
     def prepare(value: Any) -> Any:
@@ -70,7 +70,7 @@ def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torc
         if id(p) in embedded:
             sources.append(params[name])
     args, kwargs = prepare(call[0]), prepare(call[1])
-    pure = PureLoss(model, lambda m, _: _total(m(*args, **kwargs)))
+    pure = PureLoss(model, lambda m, _: _total(m(*args, **kwargs), positive))
     with torch.enable_grad(), evaluation_mode(model), pure.swapped(params):
         for module in model.modules():
             for key, buffer in module._buffers.items():
@@ -99,11 +99,12 @@ def _embeddings(model: nn.Module) -> set[int]:
     return {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
 
 
-def _total(out: Any) -> Tensor:
+def _total(out: Any, positive: Callable[[Tensor], Tensor]) -> Tensor:
+    """The outputs' sum, each times a number of its own: what the network takes away from itself does not cancel."""
     if isinstance(out, Tensor):
-        return out.sum()
+        return (out * positive(out)).sum() if out.is_floating_point() else out.sum()
     parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, (tuple, list)) else vars(out).values()
-    sums = [_total(part) for part in parts if isinstance(part, (Tensor, Mapping, tuple, list))]
+    sums = [_total(part, positive) for part in parts if isinstance(part, (Tensor, Mapping, tuple, list))]
     if not sums:
         raise TypeError(f"the model returned a {type(out).__name__} without tensors")
     return torch.stack([s for s in sums if s.is_floating_point()]).sum()
@@ -141,6 +142,31 @@ def _mean_pool(original: Callable, average: Callable) -> Callable:
             return out
         mean = average(x, kernel_size, stride or kernel_size, padding, ceil_mode)
         return (mean, out[1]) if isinstance(out, tuple) else mean
+
+    return call
+
+
+def _mean_of_two(original: Callable) -> Callable:
+    def call(x, other, **kwargs):
+        both = all(isinstance(t, Tensor) and t.is_floating_point() for t in (x, other))
+        return (x + other) / 2 if both and not kwargs else original(x, other, **kwargs)
+
+    return call
+
+
+def _mean_along(original: Callable) -> Callable:
+    """max, amax and the like: every number along a dimension passes; the indices, where there are some, are theirs."""
+
+    def call(x, *args, **kwargs):
+        out = original(x, *args, **kwargs)
+        values = out if isinstance(out, Tensor) else out[0]
+        if not x.is_floating_point():
+            return out
+        if args and isinstance(args[0], Tensor):
+            return (x + args[0]) / 2
+        along = args[0] if args else kwargs.get("dim")
+        mean = (x.mean() if along is None else x.mean(along, keepdim=True)).reshape(values.shape)
+        return mean if isinstance(out, Tensor) else type(out)((mean, out[1]))
 
     return call
 
@@ -205,9 +231,16 @@ for _d in (1, 2, 3):
         _OPEN[_pool] = _mean_pool(_pool, getattr(F, f"avg_pool{_d}d"))
     for _pool in (getattr(F, f"adaptive_max_pool{_d}d"), getattr(F, f"adaptive_max_pool{_d}d_with_indices")):
         _OPEN[_pool] = _adaptive_mean_pool(_pool, getattr(F, f"adaptive_avg_pool{_d}d"))
+for _f in _every("maximum", "minimum", "fmax", "fmin"):
+    _OPEN[_f] = _mean_of_two(_f)
+for _f in _every("max", "min", "amax", "amin"):
+    _OPEN[_f] = _mean_along(_f)
 _OPEN[F.multi_head_attention_forward] = _multi_head
 
 
 class _Open(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return _OPEN.get(func, func)(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if func in _OPEN and "input" in kwargs:
+            args = (kwargs.pop("input"), *args)
+        return _OPEN.get(func, func)(*args, **kwargs)

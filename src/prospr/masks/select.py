@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from prospr.errors import ScoreError, SettingError, ZeroScoreWarning
+from prospr.errors import InexactWarning, ScoreError, SettingError, ZeroScoreWarning
 from prospr.masks.largest import largest, pieces
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, block_scores, n_of_m, parse, spread
@@ -21,6 +21,7 @@ from prospr.meta.ranks import Ranks, Team, joined
 __all__ = [
     "Scope",
     "check_floor",
+    "check_scope",
     "check_sparsity",
     "erk_densities",
     "select",
@@ -62,12 +63,7 @@ def select(
     ([True, True, False], [False, True, False])
     """
     check_sparsity(sparsity)
-    if scope not in get_args(Scope):
-        raise SettingError(
-            f"scope={scope!r}: use 'global', 'balanced', 'mapped', 'tapered', 'spread', 'focused', 'layer' or 'erk'"
-        )
-    if scope in ("mapped", "focused"):
-        raise SettingError(f"scope={scope!r} looks at the network, and scores alone do not tell; prospr.prune has it")
+    check_scope(scope)
     _check_floor(keep_per_layer)
     kind, first, second = parse(granularity)
     _check(scores)
@@ -79,7 +75,7 @@ def select(
         return Masks(n_of_m(scores, first, second))
     if kind == "block":
         blocks = select(block_scores(scores, first, second), sparsity, scope=scope, keep_per_layer=keep_per_layer)
-        return Masks({name: spread(blocks[name], s.shape, first, second) for name, s in scores.items()})
+        return _of_blocks(blocks, scores, sparsity, first, second)
     if scope in ("balanced", "tapered", "spread"):
         scores, scope = _shares(scores, scope), "global"
     sizes = {name: s.numel() for name, s in scores.items()}
@@ -115,7 +111,14 @@ def select_among(
     [False, True, False, True]
     """
     _check(scores)
-    if scope in ("balanced", "tapered", "spread") and parse(granularity)[0] == "weight":
+    kind, rows, columns = parse(granularity)
+    if kind == "block":  # they went whole before, too
+        left = {name: mask.to(scores[name].device, scores[name].dtype) for name, mask in masks.items()}
+        there = {name: share > 0 for name, share in block_scores(left, rows, columns).items()}
+        blocks = block_scores(scores, rows, columns)
+        chosen = select_among(blocks, there, sparsity, scope=scope, keep_per_layer=keep_per_layer)
+        return _of_blocks(chosen, scores, sparsity, rows, columns)
+    if scope in ("balanced", "tapered", "spread"):
         left = {name: s * masks[name].to(s.device) for name, s in scores.items()}
         scores, scope = _shares(left, scope), "global"
     among = [s[masks[name].to(s.device)] for name, s in scores.items()]
@@ -134,6 +137,21 @@ def select_among(
     high = max(s.max().item() for s in scores.values())
     first = {name: torch.where(kept[name], high + abs(high) + 1, s) for name, s in ranked.items()}
     return select(first, sparsity, granularity=granularity)
+
+
+def _of_blocks(blocks: Masks, scores: Mapping[str, Tensor], sparsity: float, rows: int, columns: int) -> Masks:
+    """Masks of blocks as masks of weights; a warning where blocks cut short at the edge make another sparsity of it."""
+    masks = Masks({name: spread(blocks[name], s.shape, rows, columns) for name, s in scores.items()})
+    if abs(masks.sparsity - sparsity) > 0.01:
+        cut = [n for n, s in scores.items() if s.dim() > 1 and (s.shape[0] % rows or s.shape[1] % columns)]
+        why = f"{', '.join(cut[:4])}{', ...' if len(cut) > 4 else ''} end in smaller ones" if cut else "they are few"
+        warnings.warn(
+            f"in whole blocks of {rows} x {columns} the sparsity is {masks.sparsity:.4f}, not {sparsity:g}: {why}; use "
+            "smaller blocks, or leave such layers out of prunable=",
+            InexactWarning,
+            stacklevel=3,
+        )
+    return masks
 
 
 def shares_of_layers(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -167,6 +185,16 @@ def _evening(s: Tensor, sweeps: int = 8) -> Tensor:
 def check_sparsity(sparsity: float) -> None:
     if not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
         raise SettingError(f"sparsity={sparsity!r}: use a number from 0 up to, not including, 1 (0.95 prunes 95 %)")
+
+
+def check_scope(scope: Scope) -> None:
+    """An error where this is no scope, or none that scores alone are enough for."""
+    if scope not in get_args(Scope):
+        raise SettingError(
+            f"scope={scope!r}: use 'global', 'balanced', 'mapped', 'tapered', 'spread', 'focused', 'layer' or 'erk'"
+        )
+    if scope in ("mapped", "focused"):
+        raise SettingError(f"scope={scope!r} looks at the network, and scores alone do not tell; prospr.prune has it")
 
 
 def erk_densities(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[str, float]:

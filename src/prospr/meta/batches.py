@@ -66,12 +66,16 @@ class Stream(Iterator[Any]):
             self._ahead = list(itertools.islice(self._iterator, 1))
         return self._ahead
 
-    def __next__(self) -> Any:
+    def more(self) -> bool:
+        """Whether this round has another batch."""
         if not self.peek():
             self._whole = self._in_pass
             if self._anew and self._in_round < self._whole:
                 self._iterator, self._in_pass = iterate(self._batches), 0
-        if not self.peek() or self._in_round == self._whole:
+        return bool(self.peek()) and self._in_round != self._whole
+
+    def __next__(self) -> Any:
+        if not self.more():
             raise StopIteration
         self._in_pass += 1
         self._in_round += 1
@@ -90,14 +94,24 @@ def map_tensors(tree: Any, f: Callable[[Tensor], Tensor], other: Callable[[Any],
         same.data = map_tensors(tree.data, f, other)
         return same
     if isinstance(tree, dict) and not is_dataclass(tree):
-        return {key: map_tensors(value, f, other) for key, value in tree.items()}
+        mapped = {key: map_tensors(value, f, other) for key, value in tree.items()}
+        if type(tree) is dict:
+            return mapped
+        same = copy.copy(tree)  # its attributes too
+        dict.update(same, mapped)
+        return same
     if isinstance(tree, (tuple, list)):
         mapped = [map_tensors(item, f, other) for item in tree]
         return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
     if other is not None and hasattr(tree, "to"):
         return other(tree)
     if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{f_.name: map_tensors(getattr(tree, f_.name), f, other) for f_ in fields(tree)})
+        mapped = {f_.name: map_tensors(getattr(tree, f_.name), f, other) for f_ in fields(tree)}
+        same = replace(tree, **{f_.name: mapped[f_.name] for f_ in fields(tree) if f_.init})
+        for f_ in fields(tree):
+            if not f_.init:
+                object.__setattr__(same, f_.name, mapped[f_.name])
+        return same
     if isinstance(tree, Mapping):
         return {key: map_tensors(value, f, other) for key, value in tree.items()}
     return tree

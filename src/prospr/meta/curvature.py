@@ -139,7 +139,7 @@ def stable_lr(
 
 def _longest(matrix: Tensor, beta: Tensor) -> float:
     """Of all H y, y of length 1 in the space seen: H is `matrix` in it, and `beta` leads out of it from the last."""
-    out = torch.zeros(1, len(matrix), dtype=matrix.dtype)
+    out = torch.zeros(1, len(matrix), dtype=matrix.dtype, device=matrix.device)
     out[0, -1] = beta
     return torch.linalg.matrix_norm(torch.cat([matrix, out]), 2).item()
 
@@ -147,7 +147,7 @@ def _longest(matrix: Tensor, beta: Tensor) -> float:
 def _noise(params: Mapping[str, Tensor], seed: int) -> Params:
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p.device, p.dtype)
+        name: torch.randn(p.shape, generator=generator, dtype=torch.float32, device="cpu").to(p.device, p.dtype)
         for name, p in params.items()
     }
 

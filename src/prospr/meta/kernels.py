@@ -287,7 +287,10 @@ class _Replacing(TorchFunctionMode):
     replacements: ClassVar[dict[Any, Callable]] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return self.replacements.get(func, func)(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if func in self.replacements and "input" in kwargs:
+            args = (kwargs.pop("input"), *args)
+        return self.replacements.get(func, func)(*args, **kwargs)
 
 
 class ReverseOverReverse(_Replacing):

@@ -221,21 +221,30 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def training_mode(model: nn.Module) -> Generator[None]:
-    """Put a model that is in eval mode into train mode, and back after.
+    """Put a model that is in eval mode into train mode, by its own `train`, and back after.
 
     A model already in train mode is left as it is, so norm layers frozen by the user stay frozen.
     """
     with _modes_kept(model):
-        if not model.training:
+        was = model.training
+        if not was:
             model.train()
-        yield
+        try:
+            yield
+        finally:
+            if not was:
+                model.eval()  # what its `train` undid, such as weights merged for inference
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Generator[None]:
-    """Put a model into eval mode, and every module back into its own after."""
+    """Put a model into eval mode, and every module back into its own after.
+
+    By the flags alone: a `train` of its own may merge or fold weights, and nobody would undo it.
+    """
     with _modes_kept(model):
-        model.eval()
+        for module in model.modules():
+            module.training = False
         yield
 
 

@@ -131,14 +131,14 @@ def adjoint(
         logs: list[Tensor] = []
         if order == "first":
             lam = _first_order(products, params, batches, optimizer, steps, losses)
-            exponent = torch.zeros((), dtype=torch.float64)
+            exponent = torch.zeros((), dtype=torch.float64, device="cpu")
         else:
             watch = None if trace is None else logs
             lam, exponent = _exact(products, params, batches, optimizer, steps, store, losses, watch)
         if trace is not None:
             trace.losses[:] = torch.stack(losses).tolist()
             trace.logs[:] = torch.stack(logs[::-1] or [_norm(lam).log2()]).tolist()
-            trace.norms[:] = torch.tensor(trace.logs, dtype=torch.float64).exp2().tolist()
+            trace.norms[:] = torch.tensor(trace.logs, dtype=torch.float64, device="cpu").exp2().tolist()
         return lam, exponent
 
 

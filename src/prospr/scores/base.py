@@ -171,8 +171,8 @@ def outputs(returned: Any) -> list[Tensor]:
 class Tempered:
     """A loss of the model's outputs divided by a temperature.
 
-    It cannot reach a loss that the model computes itself, as Hugging Face's do: such a loss is taken as it is, and a
-    warning says so.
+    It cannot reach a loss that the model computes itself, as Hugging Face's do, nor outputs of anything but the model's
+    own call: such a loss is taken as it is, and a warning says so.
     """
 
     def __init__(self, loss: ModelLoss, temperature: float) -> None:
@@ -181,8 +181,11 @@ class Tempered:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         own: list[Tensor] = []
+        called = False
 
         def cooled(_, __, out):
+            nonlocal called
+            called = True
             own.extend(t for t in tensors(out) if t.dim() == 0)
             return map_tensors(out, lambda t: t / self.temperature if t.is_floating_point() and t.dim() > 0 else t)
 
@@ -191,9 +194,10 @@ class Tempered:
             value = self.loss(model, batch)
         finally:
             handle.remove()
-        if self.temperature != 1 and any(value is t for t in own):
+        if self.temperature != 1 and (not called or any(value is t for t in own)):
+            why = "the model computes its own loss" if called else "the loss does not call the model itself"
             warnings.warn(
-                f"the model computes its own loss, so its outputs cannot be divided by temperature={self.temperature}; "
+                f"{why}, so its outputs cannot be divided by temperature={self.temperature}; "
                 "it is 1 here. For another, pass a loss of the outputs, such as loss=lambda model, batch: "
                 "cross_entropy(model(batch['input_ids']).logits, batch['labels'])",
                 InexactWarning,
@@ -243,6 +247,6 @@ def shares(saliency: Scores, team: Team | None = None) -> Scores:
     # Half precision has too few numbers for shares of a million weights.
     sizes = {name: s.abs().to(torch.promote_types(s.dtype, torch.float32)) for name, s in saliency.items()}
     sums = [s.sum(dtype=torch.float64).cpu() for s in sizes.values()]
-    total = torch.stack(sums).sum() if sums else torch.zeros(())
+    total = torch.stack(sums).sum() if sums else torch.zeros((), device="cpu")
     total = total if team is None else team.sum(total)
     return {name: (s / total.to(s.device, s.dtype)) if total > 0 else s for name, s in sizes.items()}

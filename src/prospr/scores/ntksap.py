@@ -84,7 +84,7 @@ class NtkSap(Score):
         The inputs are drawn for the samples of all ranks; `mine` are those of this one.
         """
         generator = torch.Generator().manual_seed(seed % 2**63)
-        weight_seed = int(torch.randint(2**31, (), generator=generator))
+        weight_seed = int(torch.randint(2**31, (), generator=generator, device="cpu"))
         rows = mine.stop - mine.start
 
         def drawn_input(t: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def _masked(params: Params, masks: Mapping[str, Tensor]) -> Params:
 
 def _normal(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
     """In float32 on the CPU, so that neither device nor precision changes the numbers."""
-    return torch.randn(shape, generator=generator, dtype=torch.float32).to(like.device, like.dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(like.device, like.dtype)
 
 
 def _share(call: Call, team: Team | None) -> tuple[slice, int]:

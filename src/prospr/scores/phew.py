@@ -78,7 +78,11 @@ class _Edges:
         self._inner = math.prod(size.shape[self._to_dim + 1 :])
         order = comes_from.argsort(stable=True)
         self._entries = (
-            torch.arange(size.numel()).reshape(size.shape).index_select(dim, order).movedim(dim, 0).flatten()
+            torch.arange(size.numel(), device="cpu")
+            .reshape(size.shape)
+            .index_select(dim, order)
+            .movedim(dim, 0)
+            .flatten()
         )
         self._sums = size.index_select(dim, order).movedim(dim, 0).flatten().cumsum(0)
         ends = torch.cat(
@@ -124,7 +128,9 @@ class _Network:
         once: dict[str, _Layer] = {}
         for name, pair in ends.items():
             w = named[name] * masks[name].to(named[name].device) if name in masks else named[name]
-            reads, writes = ((dim, torch.tensor([number[root] for root in channels])) for dim, channels in pair)
+            reads, writes = (
+                (dim, torch.tensor([number[root] for root in channels], device="cpu")) for dim, channels in pair
+            )
             once[name] = _Layer(name, w, reads, writes, len(roots))
         self.layers = [once[name] for name in used]
         self.names = [name for name in problem.names if name in once]
@@ -135,12 +141,12 @@ class _Network:
             read = set().union(*(later.reads for later in self.layers[k + 1 :]))
             starts += [(k, c) for c in sorted(layer.reads - written)]
             finish += [(k, c) for c in sorted(layer.writes - read)]
-        self._begin = {True: torch.tensor(starts), False: torch.tensor(finish)}
+        self._begin = {True: torch.tensor(starts, device="cpu"), False: torch.tensor(finish, device="cpu")}
         self._next = {(forward, k): self._onward(forward, k) for forward in (True, False) for k in range(len(used))}
 
     def walk(self, wanted: int, seed: int) -> dict[str, Tensor]:
         """Walk until `wanted` weights have been visited: for each, the number of the step that first did."""
-        first = {layer.name: torch.full((layer.count,), NEVER) for layer in self.layers}
+        first = {layer.name: torch.full((layer.count,), NEVER, device="cpu") for layer in self.layers}
         generator = torch.Generator().manual_seed(seed)
         start, seen, idle = 0, 0, 0
         while seen < wanted and idle < 20:
@@ -157,7 +163,7 @@ class _Network:
         self, forward: bool, many: int, start: int, first: dict[str, Tensor], generator: torch.Generator
     ) -> None:
         """`many` walks at once, layer by layer; steps are numbered as if one walk came after the other, by turns."""
-        walks = start + torch.arange(many)
+        walks = start + torch.arange(many, device="cpu")
         at, channel = self._begin[forward][walks % len(self._begin[forward])].T.contiguous()
         for turn in range(len(self.layers)):
             k = turn if forward else len(self.layers) - 1 - turn
@@ -165,7 +171,7 @@ class _Network:
             if not len(here):
                 continue
             layer = self.layers[k]
-            chance, again = torch.rand(2, len(here), generator=generator, dtype=torch.float64)
+            chance, again = torch.rand(2, len(here), generator=generator, dtype=torch.float64, device="cpu")
             taken, channel[here], went = layer.edges[forward].step(channel[here], chance)
             step = (2 * walks[here] + (not forward)) * len(self.layers) + turn
             first[layer.name].scatter_reduce_(0, taken[went], step[went], "amin")
@@ -183,7 +189,7 @@ class _Network:
     def _onward(self, forward: bool, k: int) -> tuple[Tensor, dict[int, list[list[int]]]]:
         """For each channel the one layer that comes after layer k, or SEVERAL and which."""
         layer = self.layers[k]
-        only = torch.full((int(self.layers[0].edges[True]._low.numel()),), -1)
+        only = torch.full((int(self.layers[0].edges[True]._low.numel()),), -1, device="cpu")
         several = {}
         for channel in layer.writes if forward else layer.reads:
             runs = self._runs(forward, k, channel)
@@ -212,11 +218,11 @@ SEVERAL = -2
 
 def _pick(runs: list[list[int]], chance: Tensor) -> Tensor:
     """One layer of the first run, or, as likely as any of them, what comes behind it."""
-    picked = torch.full(chance.shape, -1)
+    picked = torch.full(chance.shape, -1, device="cpu")
     for i, run in enumerate(runs):
         options = len(run) + (i + 1 < len(runs))
         place = (chance * options).long().clamp_max(options - 1)
-        table = torch.tensor([*run, -1])
+        table = torch.tensor([*run, -1], device="cpu")
         picked = torch.where(picked < 0, table[place], picked)
         chance = chance * options - place
     return picked

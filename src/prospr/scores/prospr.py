@@ -136,6 +136,9 @@ class Snip(Score):
             raise SettingError(f"Snip(batches={self.batches!r}): use a whole number, 1 or more")
 
     def saliency(self, problem: Problem) -> Scores:
-        one = ProsPr(steps=0, micro_batch=self.micro_batch)
-        parts = [one.saliency(problem) for _ in range(self.batches)]
+        one, parts = ProsPr(steps=0, micro_batch=self.micro_batch), []
+        for read in range(self.batches):
+            if read and problem.batches is not None and not problem.batches.more():
+                raise BatchError(f"batches holds {read}, and Snip(batches={self.batches}) reads {self.batches}")
+            parts.append(one.saliency(problem))
         return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}

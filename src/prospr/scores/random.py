@@ -29,4 +29,4 @@ class Random(Score):
 def _noise(shapes: Mapping[str, torch.Size], seed: int) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     for name, shape in shapes.items():
-        yield name, torch.rand(shape, generator=generator, dtype=torch.float32)
+        yield name, torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from prospr.errors import SettingError
 from prospr.meta.batches import map_tensors
-from prospr.meta.loss import evaluation_mode, one_sample
+from prospr.meta.loss import Call, evaluation_mode, one_sample
 from prospr.scores.base import Problem, Score, Scores, outputs
 
 __all__ = ["SynFlow"]
@@ -17,7 +17,8 @@ __all__ = ["SynFlow"]
 class SynFlow(Score):
     """w dR/dw, R the sum of the outputs for an input of ones with every parameter replaced by its size; equation 4.
 
-    In eval mode and float64: the products of many layers leave float32. Only the shape of the data is looked at
+    In eval mode and float64: the products of many layers leave float32. A network that insists on its own kind of
+    numbers has them. Only the shape of one sample is looked at, or of the batch where the network does not take one
     (integer inputs, such as tokens, are used as they are). Meant for many rounds (method="synflow" takes 100): in one
     shot it empties layers.
 
@@ -39,29 +40,36 @@ class SynFlow(Score):
             raise SettingError(f"SynFlow(scale={self.scale!r}): use a positive number")
 
     def saliency(self, problem: Problem) -> Scores:
-        call = one_sample(problem.known_call("SynFlow"))
-        args, kwargs = map_tensors(call, lambda t: self._ones(t) if _real(t) else t)
+        whole, failed = problem.known_call("SynFlow"), []
+        for double in (True, False):
+            for call in (one_sample(whole), whole):
+                try:
+                    return self._through(problem, call, double)
+                except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                    failed.append(error)
+        raise failed[0]
+
+    def _through(self, problem: Problem, call: Call, double: bool) -> Scores:
+        wide = _double if double else lambda t: t
+        args, kwargs = map_tensors(call, lambda t: torch.full_like(wide(t), self.scale) if _real(t) else t)
 
         def flow_of(model, _):
             out = model(*args, **kwargs)
             return torch.stack([t.sum() for t in outputs(out)]).sum()
 
         pure = problem.pure_loss(flow_of)
-        params = {name: _double(p).abs().requires_grad_() for name, p in problem.start(pure).items()}
-        frozen = {n: _double(p.detach()).abs() for n, p in pure.model.named_parameters() if n not in params}
+        params = {name: wide(p).abs().requires_grad_() for name, p in problem.start(pure).items()}
+        frozen = {n: wide(p.detach()).abs() for n, p in pure.model.named_parameters() if n not in params}
         with torch.enable_grad(), evaluation_mode(pure.model), pure.swapped({**params, **frozen}):
             for module in pure.model.modules():
                 for key, buffer in module._buffers.items():
                     if buffer is not None:
-                        module._buffers[key] = _double(buffer)
+                        module._buffers[key] = wide(buffer)
             flow = pure.evaluate(None)
             wanted = [params[name] for name in problem.names]
             grads = torch.autograd.grad(flow, wanted, allow_unused=True, materialize_grads=True)
         sizes = {name: w.double().abs() for name, w in problem.weights().items()}
         return {name: sizes[name] * g for name, g in zip(problem.names, grads, strict=True)}
-
-    def _ones(self, t: Tensor) -> Tensor:
-        return torch.full_like(_double(t), self.scale)
 
 
 def _real(t: Tensor) -> bool:

@@ -59,7 +59,7 @@ class Trace:
     uses: list[str] = field(default_factory=list)  # parameters in the order in which operations take them
     written: set[int] = field(default_factory=set)  # labels that are channels of some result, not only read by it
     summed: list[tuple[Labels, Labels]] = field(default_factory=list)  # the two dimensions of every contraction
-    in_training: bool = False  # whether train mode uses more of the model than eval mode
+    in_training: bool = False  # whether the model ran in train mode too
     splits: dict[int, tuple[int, ...]] = field(default_factory=dict)  # sizes of the reshapes that must be chosen for
 
 
@@ -89,9 +89,8 @@ def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace
             stack.callback(module.register_forward_hook(watch.leaving, always_call=True).remove)
         stack.enter_context(watch)
         outputs = [model(*args, **kwargs)]
-        if any(id(p) not in watch.used for p in model.parameters()):
-            with suppress(*FAILURES):  # such as a model that wants targets, too
-                outputs.append(watch.in_training(model, call))
+        with suppress(*FAILURES):  # such as a model that wants targets, too
+            outputs.append(watch.in_training(model, call))
     for tensor in tensors(outputs):
         for labels in watch.dims(tensor):
             watch.forest.fix(labels or (), OUTPUT, instead_of=INPUT)
@@ -137,14 +136,15 @@ class Watch(TorchDispatchMode):
         return out
 
     def in_training(self, model: nn.Module, call: Call) -> Any:
-        """Run the model as in training: what is not used in eval mode may be used there, as auxiliary heads are."""
+        """Run the model as in training: it may have branches for that, such as auxiliary heads."""
         args, kwargs = call
-        used, flops, uses = len(self.used), list(self.found.flops), list(self.found.uses)
+        flops, uses = list(self.found.flops), list(self.found.uses)
         pretend_training(model)
         try:
-            return model(*args, **kwargs)
+            out = model(*args, **kwargs)
+            self.found.in_training = True
+            return out
         finally:
-            self.found.in_training = len(self.used) > used
             self.found.flops, self.found.uses = flops, uses
 
     # Where we are
