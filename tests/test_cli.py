@@ -304,3 +304,17 @@ def test_help_that_nobody_reads_to_its_end():
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("usage: prospr sweep")
     assert done.stderr == ""
+
+
+def test_dry_run_says_what_scoring_is_of(tmp_path, capsys):
+    assert main(quick_run(tmp_path, "--dry-run", "--method", "prospr", "--rounds", "2")) == 0
+    assert "610, before its rounds were changed" in capsys.readouterr().out
+    assert main(quick_run(tmp_path, "--dry-run", "--method", "prospr", "--granularity", "channel")) == 0
+    shown = capsys.readouterr().out
+    assert "4 a meta-step, 20 for the learning rate" in shown
+    assert "scoring comes to it" in shown
+
+
+def test_masks_into_a_folder_are_refused_before_the_scoring(tmp_path, capsys):
+    assert main(["prune", "--method", "snip", "--out", str(tmp_path)]) != 0
+    assert "this is a folder; name a file" in capsys.readouterr().err

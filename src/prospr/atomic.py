@@ -9,7 +9,14 @@ __all__ = ["write", "write_text"]
 
 
 def write(path: Path, fill: Callable[[Path], object]) -> None:
-    """Let `fill` write a temporary file beside `path`, and give it that name once it is on the disk."""
+    """Let `fill` write a temporary file beside `path`, and give it that name once it is on the disk.
+
+    Where `path` is a link, what it leads to is written; a device or a pipe, such as /dev/null, is written to as it is.
+    """
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if path.exists() and not path.is_file() and not path.is_dir():
+        fill(path)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # not tempfile's, which nobody else may read
     try:

@@ -21,6 +21,7 @@ class Method:
     reference: str = ""
     cost: str = ""  # in training steps (one forward and backward pass)
     once: Score | None = None  # in one shot: what prospr.score gives, and what prunes channels, blocks and patterns
+    once_cost: str = ""
 
     def suited(self, granularity: Granularity) -> "Method":
         """The method for what goes whole; `score` and `scope` may be for single weights alone."""
@@ -31,7 +32,11 @@ class Method:
 
     def in_one_shot(self) -> "Method":
         """The method by the score that it has for that, if it has one."""
-        return self if self.once is None else replace(self, score=self.once, scope="global", once=None)
+        return (
+            self
+            if self.once is None
+            else replace(self, score=self.once, scope="global", cost=self.once_cost, once=None)
+        )
 
     @property
     def rule(self) -> Iterative:
@@ -39,6 +44,7 @@ class Method:
         return self.score if isinstance(self.score, Iterative) else Iterative(self.score, rounds=1)
 
 
+_ONE_SHOT = "4 a meta-step, 20 for the learning rate"
 _METHODS = {
     "prospr": Method(
         Iterative(ProsPr(), rounds=20, redraw=True),
@@ -46,10 +52,9 @@ _METHODS = {
         reference="Alizadeh et al., ICLR 2022; here in 20 rounds, layers balanced by their maps, weights redrawn",
         cost="610",
         once=ProsPr(),
+        once_cost=_ONE_SHOT,
     ),
-    "prospr-one-shot": Method(
-        ProsPr(), reference="Alizadeh et al., ICLR 2022", cost="4 a meta-step, 20 for the learning rate"
-    ),
+    "prospr-one-shot": Method(ProsPr(), reference="Alizadeh et al., ICLR 2022", cost=_ONE_SHOT),
     "prospr-first": Method(
         ProsPr(order="first"), reference="Alizadeh et al., ICLR 2022", cost="1 a meta-step, 17 for the learning rate"
     ),

@@ -225,3 +225,22 @@ def test_shrinking_leaves_the_network_as_it_was():
     twins.plan.shrink(twins.masked)
     assert same(before, twins.masked)
     assert [m.extra_repr() for m in before.modules()] == [m.extra_repr() for m in twins.masked.modules()]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.LBFGS])
+def test_optimizers_whose_state_has_another_shape_are_refused(kind):
+    x = torch.randn(4, 8)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = kind(net.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(x).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    masks = prospr.prune(net, None, 0.5, method="magnitude", granularity="channel", example=x)
+    how = prospr.channels.plan(net, masks, x)
+    with pytest.raises(PlanError, match=f"{kind.__name__} has a state .* make a new optimizer"):
+        how.optimizer(optimizer, net, how.shrink(net))

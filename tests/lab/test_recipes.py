@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 
@@ -65,3 +66,21 @@ def test_a_recipe_keeps_its_proportions_when_scaled():
     assert (long.scaled(40).drops, long.scaled(40).warmup) == ((20, 30), 1)
     assert long.scaled(2).drops == (1,)
     assert long.scaled(1).drops == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"momentum": -1.0},
+        {"momentum": 1.0},
+        {"weight_decay": -1.0},
+        {"weight_decay": math.nan},
+        {"lr": 0.0},
+        {"lr": math.inf},
+        {"drop_factor": -0.1},
+    ],
+)
+def test_numbers_that_cannot_be(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^{name} is .*; use a number"):
+        recipe("digits", **wrong)

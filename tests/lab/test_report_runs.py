@@ -624,3 +624,22 @@ def test_a_page_of_200_runs_opens_quickly(many, tmp_path):
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{clock}</body>"), encoding="utf-8")
     took = re.search(r"<title>(.*?)</title>", browse(tmp_path / "page.html").stdout).group(1)
     assert int(took) < 5000  # milliseconds to the end of its layout; some 300 on two cores that others work on too
+
+
+def test_channels_beside_weights(tmp_path):
+    one = Experiment(dataset="cifar10", method="snip", training=SHORT)
+    channels = replace(one, method="3sp")
+    for experiment in (one, channels):
+        fake_run(experiment, tmp_path)
+    place = tmp_path / channels.identity
+    result = json.loads((place / "result.json").read_text())
+    result["sizes"]["layers"] |= {"norm1.weight": 0.5}
+    (place / "result.json").write_text(json.dumps(result))
+    masks = prospr.Masks.load(place / "masks.safetensors")
+    norm = masks["conv1.weight"].flatten(1)[:, 0].clone()
+    prospr.Masks({**masks, "norm1.weight": norm}).save(place / "masks.safetensors")
+    page = report_runs([tmp_path], tmp_path / "page.html").read_text()
+    walk = Walk(page)
+    assert any("norm1" in cell for row in walk.rows for cell in row)
+    records = {record.experiment.method: record for record in gather([tmp_path]).records}
+    assert overlaps([(name, records[name]) for name in ("snip", "3sp")]) is None

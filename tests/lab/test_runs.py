@@ -854,3 +854,66 @@ def test_ntk_sap_draws_weights_as_the_lab_does():
     assert model.conv2.weight.std().item() == pytest.approx(before, rel=0.1)
     model.conv2.reset_parameters()
     assert model.conv2.weight.std().item() < 0.7 * before
+
+
+def test_links_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
+    target, link, pipe = tmp_path / "target.txt", tmp_path / "link.txt", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write(link, lambda path: path.write_text("new"))
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
+    write(pipe, lambda path: path.write_text("through"))
+    assert reader.communicate(timeout=20)[0] == "through"
+    assert pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.txt", "pipe", "target.txt"]
+
+
+def test_a_finished_run_whose_description_is_deleted_is_described_again(tmp_path):
+    one = small(epochs=1)
+    run(one, tmp_path, "cpu")
+    stored = tmp_path / one.identity / "experiment.json"
+    content = stored.read_text()
+    for again in (lambda: run(one, tmp_path, "cpu"), lambda: run_many([one], tmp_path, "cpu")):
+        stored.unlink()
+        again()
+        assert stored.read_text() == content
+    assert len(list(finished(tmp_path))) == 1
+
+
+def test_a_damaged_curve_is_named(tmp_path):
+    one = small(epochs=1)
+    run(one, tmp_path, "cpu")
+    curve = tmp_path / one.identity / "metrics.jsonl"
+    curve.write_text('{"epoch": 1, "lo')
+    with pytest.raises(FolderError, match=r"metrics\.jsonl: the file is damaged .* delete it"):
+        find_run(one.identity, tmp_path).result()
+    (found,) = run_many([one], tmp_path, "cpu")
+    assert "metrics.jsonl" in found.error
+    curve.unlink()
+    assert run(one, tmp_path, "cpu").figure > 0
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), IndexError("i"), AttributeError("a"), OSError("o"), AssertionError()])
+def test_any_error_of_one_run_lets_the_others_go_on(error, tmp_path, monkeypatch):
+    score = Parts.score
+
+    def failing(self, *args, **kwargs):
+        if self.experiment.method == "snip":
+            raise error
+        return score(self, *args, **kwargs)
+
+    monkeypatch.setattr(Parts, "score", failing)
+    results = run_many([small("snip", 1), small("magnitude", 1)], tmp_path, "cpu")
+    assert [result.error is None for result in results] == [False, True]
+
+
+def test_a_damaged_result_of_one_run_lets_the_others_go_on(tmp_path):
+    first, second = small("snip", 1), small("magnitude", 1)
+    run(first, tmp_path, "cpu")
+    (tmp_path / first.identity / "result.json").write_text("{")
+    results = run_many([first, second], tmp_path, "cpu")
+    assert "result.json: the file is damaged" in results[0].error
+    assert results[1].error is None

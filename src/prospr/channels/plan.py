@@ -18,6 +18,7 @@ from prospr.errors import PlanError
 from prospr.layers import inputs_first
 from prospr.masks import enforce
 from prospr.masks.masks import Masks, table
+from prospr.meta.batches import tensors
 from prospr.meta.loss import unwrap
 
 __all__ = ["Plan"]
@@ -157,6 +158,12 @@ class Plan:
         fresh = type(optimizer)(groups, **accepted)
         for p, state in optimizer.state.items():
             name = names[id(p)]
+            odd = [k for k, v in state.items() if any(t.dim() and t.shape != p.shape for t in tensors(v))]
+            if odd and self.keep:
+                raise PlanError(
+                    f"{type(optimizer).__name__} has a state {odd[0]!r} for {name} that is not of the parameter's "
+                    "shape, so it cannot be cut; make a new optimizer for the smaller network"
+                )
             fresh.state[new[name]] = {
                 key: self.cut(name, value)
                 if isinstance(value, Tensor) and value.shape == p.shape

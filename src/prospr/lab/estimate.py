@@ -58,7 +58,7 @@ def estimate(
     """
     device, recipe = torch.device(device), experiment.trained_by
     epochs = recipe.epochs * (2 if _twice(experiment) else 1)
-    scoring = "none" if experiment.method == DENSE else f"in training steps: {method_of(experiment).cost or 'unknown'}"
+    scoring = "none" if experiment.method == DENSE else _scoring(experiment)
     try:
         data = Loader(torch.device("cpu"), root, download=False)(experiment)
     except MissingDataError:
@@ -76,6 +76,14 @@ def estimate(
         return Estimate(epochs, steps, before, "as runs before took", scoring)
     basis = "a few steps were tried in plain PyTorch" + (", before shrinking" if experiment.pruning.shrink else "")
     return Estimate(epochs, steps, _tried(parts, steps), basis, scoring)
+
+
+def _scoring(experiment: Experiment) -> str:
+    cost = method_of(experiment).cost or "unknown"
+    changed = [
+        name for name in ("rounds", "steps", "inner_lr", "order") if getattr(experiment.pruning, name) is not None
+    ]
+    return f"in training steps: {cost}{', before its ' + ' and '.join(changed) + ' were changed' if changed else ''}"
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,12 @@ class Recipe:
             raise ValueError(f"epochs is {self.epochs}; it must be at least 1")
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; it must be at least 1")
+        for name, value, most in (("momentum", self.momentum, 1.0), ("weight_decay", self.weight_decay, math.inf)):
+            if not 0 <= value < most:
+                raise ValueError(f"{name} is {value}; use a number from 0{' up to, not including, 1' * (most == 1)}")
+        for name, value in (("lr", self.lr), ("drop_factor", self.drop_factor)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}; use a number above 0")
         late = [drop for drop in self.drops if not 0 < drop < self.epochs]
         if late:
             raise ValueError(f"drops at epochs {late} lie outside the training; use epochs 1 to {self.epochs - 1}")

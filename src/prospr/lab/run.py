@@ -35,8 +35,7 @@ from prospr.meta.ranks import Team, joined
 
 __all__ = ["Options", "RunResult", "choose_device", "run", "run_many", "trained"]
 
-# What one run of many may fail with while the others go on.
-FAILURES = (PruningError, ValueError, TypeError, ArithmeticError, RuntimeError, ImportError)
+FAILURES = (Exception,)  # what one run of many may fail with while the others go on: also a user's own code
 
 
 def run(
@@ -62,6 +61,7 @@ def run(
     if options.ranks is not None:
         _check_ranks(experiment, options, wait)
     elif place.done:
+        place.describe()
         return place.result()
     where = choose_device(device)
     facts = {"the experiment": experiment.identity, "norms": options.norms}
@@ -130,7 +130,11 @@ def run_many(
         place = RunFolder(experiment, folder)
         if place.done:
             pending.remove(experiment)
-            take(place.result())
+            try:
+                place.describe()
+                take(place.result())
+            except PruningError as error:
+                take(place.failure(reason(error)))
     for group in groups_of(pending, size):
         with ExitStack() as held:
             works = []

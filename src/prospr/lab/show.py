@@ -89,7 +89,7 @@ def show_plan(place: RunFolder, cost: Estimate, device: str, as_json: bool = Fal
         ("device", device),
         ("scoring", cost.scoring),
         ("training", f"{cost.epochs} epochs of {cost.steps} steps: {steps:,} steps" if steps else "unknown"),
-        ("time", f"{took}; {cost.basis}"),
+        ("time", f"{took}; {cost.basis}" + ("" if cost.scoring == "none" else "; scoring comes to it")),
     ]
     return _columns(rows)
 

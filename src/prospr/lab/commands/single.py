@@ -120,6 +120,10 @@ class Prune(Command):
         if experiment.method == DENSE:
             raise SettingError("method='dense' keeps everything; name a pruning method (`prospr methods`)")
         check(experiment)
+        if self.out.is_dir():
+            raise SettingError(
+                f"--out {self.out}: this is a folder; name a file, such as {self.out / 'masks.safetensors'}"
+            )
         with launched(self.device) as place:
             with place.in_turn():
                 data = Loader(place.device, self.root)(experiment)

@@ -42,6 +42,12 @@ def overlaps(runs: Sequence[tuple[str, Record]]) -> Overlaps | None:
             unread[label] = str(error)
     if len(found) < 2:
         return None
+    first = next(iter(found.values()))
+    for label in [label for label, masks in found.items() if set(masks) != set(first)]:
+        del found[label]
+        unread[label] = "its masks are of other parameters: whole channels beside single weights"
+    if len(found) < 2:
+        return None
     shares = {(a, b): found[a].overlap(found[b]) for a in found for b in found if a != b}
     one = runs[0][1].experiment
     densities = {label: masks.density for label, masks in found.items()}

@@ -84,7 +84,7 @@ def layer_table(rows: Sequence[Row]) -> Markup:
     for share in sparsities_of(rows):
         for index, method in enumerate(methods_of(rows)):
             here = [row for row in cell(rows, method, share) if row.layers]
-            cells = [_heat([row.layers[layer] for row in here]) for layer in layers]
+            cells = [_heat([row.layers[layer] for row in here if layer in row.layers]) for layer in layers]
             line = tag("tr", tag("th", swatch(index), method, scope="row"), *cells)
             groups.setdefault(_heading(share), []).append(line)
     head = ["method", *(layer.removesuffix(shared) for layer in layers)]

@@ -121,8 +121,15 @@ class RunFolder:
                     f"{recipe}; move it away to run it anew"
                 )
             return
-        content = {"schema": SCHEMA, "identity": experiment.identity, "label": experiment.label}
-        write_json(self._experiment, {**content, "experiment": experiment.to_dict(), "recipe": recipe})
+        self.describe()
+
+    def describe(self) -> None:
+        """Write down what is run, where that is not done."""
+        if not self._experiment.exists():
+            experiment = self.experiment
+            said = {"schema": SCHEMA, "identity": experiment.identity, "label": experiment.label}
+            recipe = asdict(experiment.trained_by)
+            write_json(self._experiment, {**said, "experiment": experiment.to_dict(), "recipe": recipe})
 
     def write_scores(self, content: Mapping[str, Any]) -> None:
         """What `prospr.lab.runs.scores` counted."""
@@ -143,8 +150,14 @@ class RunFolder:
     def metrics(self) -> list[dict[str, float]]:
         if not self._metrics.exists():
             return []
-        lines = self._metrics.read_text(encoding="utf-8").splitlines()
-        return [{key: _ABSENT if value is None else value for key, value in json.loads(line).items()} for line in lines]
+        try:
+            rows = [json.loads(line) for line in self._metrics.read_text(encoding="utf-8").splitlines()]
+            return [{key: _ABSENT if value is None else value for key, value in row.items()} for row in rows]
+        except (ValueError, AttributeError) as error:
+            raise FolderError(
+                f"{self._metrics}: the file is damaged ({error}); delete it: it holds the curve alone, which a run "
+                "that goes on writes again"
+            ) from error
 
     def error(self) -> dict[str, Any] | None:
         return read_json(self._error) if self._error.exists() else None
@@ -178,7 +191,11 @@ class RunFolder:
 
     def failure(self, error: str) -> RunResult:
         """The result of a run that failed."""
-        return RunResult(self.experiment, self.path, "", {}, self.metrics(), {}, {}, {}, error=error)
+        try:
+            epochs = self.metrics()
+        except FolderError:
+            epochs = []
+        return RunResult(self.experiment, self.path, "", {}, epochs, {}, {}, {}, error=error)
 
 
 def find_run(run: str, folder: str | os.PathLike[str] = FOLDER) -> RunFolder:
