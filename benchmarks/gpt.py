@@ -1,6 +1,6 @@
 """A small GPT on bytes of Python's own library, pruned at the start: what methods keep, and the loss after training.
 
-    python benchmarks/gpt.py                          # the table of docs/transformers.md; about eight minutes on a core
+    python benchmarks/gpt.py --out results/gpt_cpu.json   # the table of docs/transformers.md; twenty minutes on a core
     python benchmarks/gpt.py --seeds 0 --steps 50     # a look
 
 For one seed all networks have the same weights and see the same batches. The last tenth of the text is held out, and
@@ -9,10 +9,12 @@ read once, after the last step. The text is a few modules of the running Python,
 
 import argparse
 import inspect
+import json
 import statistics
 import sys
 import warnings
 from importlib import import_module
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +26,10 @@ from prospr.lab.models import build
 MODULES = ("argparse", "typing", "inspect", "doctest", "tarfile", "zipfile", "subprocess", "threading", "unittest.mock")
 ARMS = {
     "dense": None,
-    "prospr": {"method": "prospr-one-shot"},
-    "prospr, layer": {"method": "prospr-one-shot", "scope": "layer"},
+    "prospr": {"method": "prospr"},
+    "prospr, layer": {"method": "prospr", "scope": "layer"},
+    "one shot": {"method": "prospr-one-shot"},
+    "one shot, layer": {"method": "prospr-one-shot", "scope": "layer"},
     "snip": {"method": "snip"},
     "snip, layer": {"method": "snip", "scope": "layer"},
     "magnitude, layer": {"method": "magnitude", "scope": "layer"},
@@ -41,18 +45,24 @@ def main() -> None:
     size = {"width": args.width, "depth": args.depth, "heads": 3, "context": 64}
     print(f"Python {sys.version.split()[0]}, {len(text):,} bytes; {size}, {args.steps} steps, sparsity {args.sparsity}")
     found: dict[str, list[float]] = {}
+    rows: list[dict] = []
     for seed in args.seeds:
         for arm, how in ARMS.items():
             model = build("gpt", seed=seed, **size)
-            kept = ""
+            parts = {}
             if how is not None:
-                masks = prospr.prune(model, pieces(seen, 4, seed), args.sparsity, loss=next_token, seed=seed, **how)
-                kept = "  ".join(f"{part} {density:.1%}" for part, density in by_part(masks).items())
+                batches = pieces(seen, 80 if how["method"] == "prospr" else 4, seed)  # twenty rounds of four
+                parts = by_part(prospr.prune(model, batches, args.sparsity, loss=next_token, seed=seed, **how))
             train(model, pieces(seen, args.steps, 1000 + seed), args.steps)
             with torch.no_grad():
                 loss = statistics.fmean(next_token(model, batch).item() for batch in pieces(held, 40, 0))
             found.setdefault(arm, []).append(loss)
+            rows.append({"arm": arm, "seed": seed, "loss": loss, "kept": parts})
+            kept = "  ".join(f"{part} {density:.1%}" for part, density in parts.items())
             print(f"seed {seed}  {arm:<17} held-out loss {loss:.4f}   {kept}", flush=True)
+            if args.out:
+                about = {"python": sys.version.split()[0], **size, "steps": args.steps, "sparsity": args.sparsity}
+                Path(args.out).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     print("\nheld-out loss, mean and deviation over the seeds")
     for arm, losses in found.items():
         spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
@@ -98,6 +108,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sparsity", type=float, default=0.9)
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--out", help="write the rows as JSON to this file")
     return parser.parse_args()
 
 

@@ -3,6 +3,7 @@
     python benchmarks/scale.py                                # ResNet-20 of batch 8 on the CPU, about ten minutes
     python benchmarks/scale.py --device cuda --networks resnet50 --batch 256 --steps 1 3 10 30 100 --first 1024
     python benchmarks/scale.py --parts select --select 2147484648     # more scores than 2^31, in 16 bits
+    python benchmarks/scale.py --parts sets --out results/scale_sets_cpu.json    # memory in sets of weights
 
 Time is in units of one plain training step (forward, backward, SGD update; the faster of the two memory layouts) of the
 same process; memory is the peak over what was there before. On the CPU every cell is a process of its own, because a
@@ -12,6 +13,7 @@ count. Ranks have a part of one batch each: their time is that of the busiest.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -28,7 +30,15 @@ SHAPES = {  # network: (classes, image side, batch on a CPU, batch on a GPU)
     "resnet18": (10, 32, 4, 512),
     "resnet50": (1000, 224, 2, 256),
 }
-PARTS = ("depth", "ranks", "select")
+PARTS = ("depth", "ranks", "select", "sets")
+SETS = (  # optimizer, store, steps; no steps: a training step
+    *(("sgd", "device", m) for m in (1, 3, 10)),
+    *(("momentum", "device", m) for m in (1, 3, 10)),
+    ("adamw", "device", 3),
+    *(("momentum", "recompute", m) for m in (9, 25)),
+    *(("momentum", "first", m) for m in (3, 10)),
+    ("momentum", "", 0),
+)
 STORES = ("device", "cpu", "recompute")
 
 
@@ -42,6 +52,7 @@ class Cell:
     ranks: int = 1
     device: str = "cpu"
     count: int = 0  # of scores
+    optimizer: str = "momentum"
 
 
 @dataclass(frozen=True)
@@ -90,11 +101,17 @@ def _cells(args) -> list[tuple[str, list[Cell]]]:
     if "select" in args.parts:
         cells = [Cell("select", count=n, device=args.device) for n in args.select]
         found.append(("selection of 5 %, scores in bfloat16", cells))
+    if "sets" in args.parts:
+        cells = [Cell("sets", optimizer=name, store=store, steps=m) for name, store, m in SETS]
+        found.append(("twelve square layers, two samples: peak and trajectory in sets of weights", cells))
     return found
 
 
 def _line(cell: Cell, done: Measured) -> str:
     name = f"{cell.count:,}" if cell.part == "select" else cell.store
+    if cell.part == "sets":
+        sets = done.error or f"{done.peak_gib / done.weights_gib:>15.1f} sets"
+        return f"{cell.optimizer + ', ' + (cell.store or 'a step'):<24}{cell.steps:>5}{sets}"
     if done.error:
         return f"{name:<14}{cell.steps:>5}{cell.ranks:>6}  {done.error}"
     kept = {"device": cell.steps, "recompute": 2 * cell.steps**0.5}.get(cell.store, 0)
@@ -106,7 +123,7 @@ def _line(cell: Cell, done: Measured) -> str:
 
 def measure(cell: Cell) -> Measured:
     try:
-        return {"depth": _depth, "ranks": _ranks, "select": _select}[cell.part](cell)
+        return {"depth": _depth, "ranks": _ranks, "select": _select, "sets": _sets}[cell.part](cell)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return Measured(error="out of memory")
@@ -211,9 +228,39 @@ def _select(cell: Cell) -> Measured:
     return Measured(seconds=seconds[0], peak_gib=peak / GIB)
 
 
+def _sets(cell: Cell) -> Measured:
+    """The peak above a model whose activations are next to nothing beside its weights."""
+    from torch import nn
+
+    from prospr.meta import SGD, AdamW, metagrad, pure_loss
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    model = nn.Sequential(*[nn.Linear(1500, 1500, bias=False) for _ in range(12)])
+    batches = [(torch.randn(2, 1500), torch.randint(0, 1500, (2,))) for _ in range(cell.steps + 1)]
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+        nn.functional.cross_entropy(model(batches[0][0]), batches[0][1]).backward()
+        optimizer.step()
+
+    def score() -> None:
+        optimizer = {"sgd": SGD(1e-4), "momentum": SGD(1e-4, momentum=0.9), "adamw": AdamW(1e-4)}[cell.optimizer]
+        how = {"order": "first"} if cell.store == "first" else {"store": cell.store, "mode": "reverse"}
+        loss = pure_loss(model)
+        metagrad(loss, loss.params(), batches, optimizer, **how)
+
+    _, peak = watched(score if cell.steps else train, device)
+    return Measured(
+        peak_gib=peak / GIB, weights_gib=sum(p.numel() * p.element_size() for p in model.parameters()) / GIB
+    )
+
+
 def _in_process(cell: Cell) -> Measured:
     command = [sys.executable, "-W", "ignore", __file__, "--cell", json.dumps(asdict(cell))]
-    done = subprocess.run(command, capture_output=True, text=True)
+    exact = {"MALLOC_MMAP_THRESHOLD_": str(2**20)} if cell.part == "sets" else {}  # what is freed is given back
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **exact})
     if done.returncode:
         return Measured(error=(done.stderr.strip().splitlines() or ["killed, out of memory?"])[-1][:100])
     return Measured(**json.loads(done.stdout.strip().splitlines()[-1]))

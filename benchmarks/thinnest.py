@@ -1,6 +1,6 @@
 """The layer that pruning leaves thinnest: networks, sparsities, methods; does any layer end up empty?
 
-    python benchmarks/thinnest.py --root DIR --out thinnest.json
+    python benchmarks/thinnest.py --root DIR --out thinnest.json                # rows are added to those of the file
     python benchmarks/thinnest.py --networks resnet20 --sparsities 0.982 --methods prospr prospr-one-shot snip
 
 DIR holds cifar-10-batches-bin; without --root the images are noise. A line a network, method and sparsity: how many
@@ -46,7 +46,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(f"torch {torch.__version__}, {machine(device.type)}, batches of {args.batch}\n")
     print(f"{'network':<12}{'method':<20}{'sparsity':>9}{'empty':>7}{'fewest':>8}  {'layer':<30}{'seconds':>8}")
-    rows = []
+    rows = json.loads(Path(args.out).read_text())["rows"] if args.out and Path(args.out).exists() else []
     for network in args.networks:
         for method in args.methods:
             for sparsity in args.sparsities:
