@@ -28,12 +28,14 @@ ARMS = {
     "dense": None,
     "prospr": {"method": "prospr"},
     "prospr, layer": {"method": "prospr", "scope": "layer"},
+    "prospr, spread": {"method": "prospr", "scope": "spread"},
     "one shot": {"method": "prospr-one-shot"},
     "one shot, layer": {"method": "prospr-one-shot", "scope": "layer"},
     "snip": {"method": "snip"},
     "snip, layer": {"method": "snip", "scope": "layer"},
     "magnitude, layer": {"method": "magnitude", "scope": "layer"},
     "erk": {"method": "erk"},
+    "random, balanced": {"method": prospr.Iterative(prospr.Random(), rounds=100), "scope": "balanced"},
 }
 
 
@@ -45,9 +47,10 @@ def main() -> None:
     size = {"width": args.width, "depth": args.depth, "heads": 3, "context": 64}
     print(f"Python {sys.version.split()[0]}, {len(text):,} bytes; {size}, {args.steps} steps, sparsity {args.sparsity}")
     found: dict[str, list[float]] = {}
-    rows: list[dict] = []
+    rows = json.loads(Path(args.out).read_text())["rows"] if args.out and Path(args.out).exists() else []
     for seed in args.seeds:
-        for arm, how in ARMS.items():
+        for arm in args.arms:
+            how = ARMS[arm]
             model = build("gpt", seed=seed, **size)
             parts = {}
             if how is not None:
@@ -108,7 +111,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sparsity", type=float, default=0.9)
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--out", help="write the rows as JSON to this file")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--out", help="write the rows as JSON to this file, after those that are there")
     return parser.parse_args()
 
 

@@ -18,7 +18,7 @@ from prospr.lab.runs.making import check
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HERE = ("channels", "fair", "narrower", "stability", "stepping", "torch_pruning_rival", "harness", "scale")
-HERE += ("small_cifar", "small_channels", "screening")
+HERE += ("small_cifar", "small_channels", "small_mlp", "screening", "totals", "concentration")
 
 
 def imported(name, monkeypatch):
@@ -390,3 +390,63 @@ def test_what_scores_have_in_common(stability):
     other = stability.first({"a": torch.arange(40.0).flip(0), "b": torch.arange(20.0)})
     assert stability.overlap(best, other) == 1 / 3
     assert stability.overlap(best, best) == 1
+
+
+@pytest.fixture
+def small_mlp(monkeypatch):
+    threads = torch.get_num_threads()
+    yield from imported("small_mlp", monkeypatch)
+    torch.set_num_threads(threads)
+
+
+def test_a_perceptron_needs_the_weights_that_rounds_find(small_mlp, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "mlp.jsonl"
+    words = ["small_mlp.py", "--out", str(out), "--sparsities", "0.99", "--seeds", "0"]
+    monkeypatch.setattr(sys, "argv", [*words, "--arms", "prospr", "prospr: shuffled", "snip"])
+    small_mlp.main()
+    rows = {row["arm"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert rows["prospr"]["accuracy"] > rows["prospr: shuffled"]["accuracy"] > rows["snip"]["accuracy"]
+    assert rows["prospr"]["layers"] == rows["prospr: shuffled"]["layers"]
+    small_mlp.main()  # what has a line is not run again
+    assert len(out.read_text().splitlines()) == 3
+    assert "99    prospr" in capsys.readouterr().out
+
+
+@pytest.fixture
+def totals(monkeypatch):
+    yield from imported("totals", monkeypatch)
+
+
+def test_shares_of_layers_add_up(totals, tmp_path, monkeypatch):
+    out = tmp_path / "totals.jsonl"
+    words = ["totals.py", "--out", str(out), "--network", "resnet20", "--width", "4", "--batch", "8"]
+    for more in (["--methods", "snip"], ["--steps", "0", "2"]):
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        totals.main()
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["score"] for row in rows] == ["snip", "M = 0", "M = 2"]
+    assert all(sum(row["shares"].values()) == pytest.approx(1, abs=1e-4) for row in rows)
+    assert rows[0]["shares"] != rows[2]["shares"]
+
+
+@pytest.fixture
+def concentration(monkeypatch):
+    yield from imported("concentration", monkeypatch)
+
+
+def test_channels_within_blocks_by_hand(concentration):
+    masks = {
+        name: torch.zeros_like(w, dtype=torch.bool) for name, w in prospr.prunable(build("resnet20", seed=0)).items()
+    }
+    for block in range(3):
+        masks[f"layer3.{block}.conv1.weight"][: 4 + block, 0, 1, 1] = True  # makes four, five and six channels
+        masks[f"layer3.{block}.conv2.weight"][0, 1:5, 1, 1] = True  # reads the second to the fifth
+    assert concentration.within(masks) == pytest.approx((3 + 4 + 4) / 3)
+    assert concentration.alive(masks, 1) == (0.0, 0.0)
+
+
+def test_memory_in_sets_of_weights(scale):
+    cell = scale.Cell("sets", store="first", steps=3)
+    done = scale._in_process(cell)
+    assert done.peak_gib / done.weights_gib == pytest.approx(5.1, abs=1)  # docs/scale.md
+    assert scale._line(cell, done).endswith("sets")

@@ -67,11 +67,15 @@ def works(model: nn.Module, call: Call, found: "Groups", names: Iterable[str]) -
     """
     names = list(names)
     counts = _unequal(found, names)
-    for some in ([found.sets[n][::2] for n in names], [found.sets[n][: counts[n]] for n in names]):
-        why = _works_without(model, call, found, itertools.chain(*some))
-        if why is not None:
-            return why
-    return None
+    some = [found.sets[n][::2] for n in names], [found.sets[n][: counts[n]] for n in names]
+    choices = [removed for groups in some if (removed := _what_fits(found, itertools.chain(*groups)))]
+    for precise in (True, False):
+        twin = _random_twin(model, precise)
+        given = map_tensors(call, lambda t: t.double() if t.is_floating_point() else t) if precise else call
+        with suppress(*FAILURES):
+            tried = (_compare(copy.deepcopy(twin), given, found, removed) for removed in choices)
+            return next((why for why in tried if why is not None), None)
+    return "the network does not run with random weights"
 
 
 def _unequal(found: "Groups", names: Sequence[str]) -> dict[str, int]:
@@ -90,21 +94,14 @@ def _unequal(found: "Groups", names: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-def _works_without(model: nn.Module, call: Call, found: "Groups", groups: Iterable[int]) -> str | None:
-    costs = found.costs()
-    removed: list[int] = []
+def _what_fits(found: "Groups", groups: Iterable[int]) -> list[int]:
+    """These groups, but those without which nothing would be left somewhere."""
+    costs, removed = found.costs(), []
     for g in groups:
         if costs.fits([g], 1):
             costs.remove([g])
             removed.append(g)
-    if not removed:
-        return None
-    for precise in (True, False):
-        twin = _random_twin(model, precise)
-        given = map_tensors(call, lambda t: t.double() if t.is_floating_point() else t) if precise else call
-        with suppress(*FAILURES):
-            return _compare(twin, given, found, removed)
-    return "the network does not run with random weights"
+    return removed
 
 
 def _compare(masked: nn.Module, call: Call, found: "Groups", removed: list[int]) -> str | None:

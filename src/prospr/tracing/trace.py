@@ -59,7 +59,7 @@ class Trace:
     uses: list[str] = field(default_factory=list)  # parameters in the order in which operations take them
     written: set[int] = field(default_factory=set)  # labels that are channels of some result, not only read by it
     summed: list[tuple[Labels, Labels]] = field(default_factory=list)  # the two dimensions of every contraction
-    in_training: bool = False  # whether the model ran in train mode too
+    in_training: bool = False  # whether the model does something else in train mode
     splits: dict[int, tuple[int, ...]] = field(default_factory=dict)  # sizes of the reshapes that must be chosen for
 
 
@@ -122,12 +122,14 @@ class Watch(TorchDispatchMode):
         self._inside: list[tuple[str, nn.Module]] = []
         self._reshapes = 0
         self.used: set[int] = set()  # ids of tensors that some operation took
+        self._seen: list[Any] = []  # the operations, and the sizes of what they gave
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         from prospr.tracing.rules import rule_for
 
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        self._seen.append((func, [tensor.shape for tensor in tensors(out)]))
         for tensor in tensors((args, kwargs)):
             self.used.add(id(tensor))
             if id(tensor) in self._names:
@@ -139,10 +141,11 @@ class Watch(TorchDispatchMode):
         """Run the model as in training: it may have branches for that, such as auxiliary heads."""
         args, kwargs = call
         flops, uses = list(self.found.flops), list(self.found.uses)
+        before, self._seen = self._seen, []
         pretend_training(model)
         try:
             out = model(*args, **kwargs)
-            self.found.in_training = True
+            self.found.in_training = self._seen != before
             return out
         finally:
             self.found.flops, self.found.uses = flops, uses
