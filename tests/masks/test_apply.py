@@ -190,3 +190,12 @@ def test_a_parameter_that_is_frozen_while_masks_are_put_on():
     model.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     assert (model.weight.grad != 0).all()
+
+
+def test_a_model_made_in_inference_mode_is_masked():
+    with torch.inference_mode():
+        model = torch.nn.Linear(4, 3).requires_grad_(False)
+        masks = prospr.Masks({"weight": torch.tensor([[True, False, True, False]] * 3)})
+        masks.apply(model)
+        assert (model.weight[:, 1] == 0).all()
+        masks.remove(model)

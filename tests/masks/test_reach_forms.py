@@ -83,7 +83,7 @@ CANCELLING = {
     "centred": lambda m, x: (z := m.b(m.a(x).relu())) - z.mean(1, keepdim=True),
     "dueling": lambda m, x: m.v(h := m.a(x).relu()) + (z := m.b(h)) - z.mean(1, keepdim=True),
     "maxout": lambda m, x: m.v(m.a(x).unflatten(1, (4, 2)).max(2).values.repeat(1, 2)) + m.b(m.a(x)).amax(1, True),
-    "maximum": lambda m, x: torch.maximum(m.v(h := m.a(x)).expand(-1, 4), torch.max(m.b(h), m.b(h) + 1)),
+    "maximum": lambda m, x: torch.maximum(m.v(h := m.a(x)).expand(-1, 4), torch.max(m.b(h), other=m.b(h) + 1)),
     "by keyword": lambda m, x: F.linear(input=F.relu(input=m.a(x)), weight=m.b.weight) + m.v(m.a(x)),
 }
 

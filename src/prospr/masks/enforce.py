@@ -44,7 +44,10 @@ class Guard:
 
     def _install(self) -> None:
         _guarded[self.parameter] = weakref.ref(self)
+        self.handle = None
         frozen = not self.parameter.requires_grad
+        if frozen and (self.parameter.is_inference() or not self.parameter.is_floating_point()):
+            return  # it cannot be trained
         if frozen:
             self.parameter.requires_grad_()  # or no hook can be put on it; it may be trained later
         if is_shard(self.parameter):  # FSDP2 writes the gradient itself, and calls these hooks alone
@@ -97,7 +100,8 @@ class Guard:
 
     def release(self) -> None:
         _guarded.pop(self.parameter, None)
-        self.handle.remove()
+        if self.handle is not None:
+            self.handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self.module, "attribute": self.attribute, "parameter": self.parameter}

@@ -162,9 +162,9 @@ def _mean_along(original: Callable) -> Callable:
         values = out if isinstance(out, Tensor) else out[0]
         if not x.is_floating_point():
             return out
-        if args and isinstance(args[0], Tensor):
-            return (x + args[0]) / 2
-        along = args[0] if args else kwargs.get("dim")
+        along = args[0] if args else kwargs.get("dim", kwargs.get("other"))
+        if isinstance(along, Tensor):
+            return (x + along) / 2
         mean = (x.mean() if along is None else x.mean(along, keepdim=True)).reshape(values.shape)
         return mean if isinstance(out, Tensor) else type(out)((mean, out[1]))
 
