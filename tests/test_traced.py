@@ -1,0 +1,156 @@
+"""Tables of the README and the docs that name a file of results/ say what is in it.
+
+A comment above such a table names the file: `<!-- results/fair_resnet20.jsonl -->`. Its columns are sparsities, its rows
+methods; a cell is a mean, with a deviation, the number of runs or the seeds' own figures where they are given.
+`seeds=0,1`: of these alone.
+`minus=ARM`: ARM's accuracy minus the row's, paired by seed, bold where three pairs tell it from zero (Student's t).
+`best=bold`: the best of a column is bold, and nothing else.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MARKED = re.compile(r"^<!-- (results/\S+)((?: \w+=\S+)*) -->\n\n((?:\|.*\n)+)", re.M)
+FOUND = [
+    pytest.param(*match.groups(), id=f"{page.name}-{match[1].removeprefix('results/')}-{number}")
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for number, match in enumerate(MARKED.finditer(page.read_text()))
+]
+NAMES = {  # what a row is called in a table -> in the file, where it is not the same in small letters
+    "": {
+        "ProsPr (default)": "prospr",
+        "ProsPr, 20 rounds, balanced (default)": "prospr",
+        "random, ERK's layers": "erk",
+    },
+    "choice_resnet20": {
+        "ProsPr, 20 rounds, balanced, redrawn": "prospr",
+        "ProsPr, 20 rounds, spread, redrawn": "prospr, spread",
+    },
+    "fair_resnet20b": {"ProsPr (default), here": "prospr", "NTK-SAP, here": "ntk-sap"},
+    "fair_structured": {
+        "ProsPr": "prospr, channels",
+        "ProsPr (default)": "prospr, channels",
+        "random": "random, channels",
+    },
+    "fair_vgg16": {
+        "ProsPr (default: 20 rounds, mapped, redrawn)": "prospr",
+        "ProsPr (the default until section 11: 20 rounds, balanced, redrawn)": "prospr, balanced",
+        "ProsPr, 20 rounds, balanced": "prospr, balanced",
+        "ProsPr, 20 rounds, balanced (default)": "prospr, balanced",
+    },
+    "focus_digits": {"ProsPr (default: balanced)": "prospr"},
+    "screening_resnet20_h200": {
+        "random, layers balanced": "random-balanced",
+        "NTK-SAP, 20 rounds": "ntk-sap",
+        "Iter-SNIP, 60 rounds": "iter-snip",
+        "Iter-SNIP, 60 rounds, balanced": "iter-snip-balanced",
+        "Iter-SNIP, 60 rounds, balanced, redrawn": "iter-snip-balanced-redrawn",
+        "Iter-SNIP, 60 rounds, spread": "iter-snip-spread",
+        "ProsPr, 20 rounds": "it20",
+        "ProsPr, 20 rounds, balanced": "it20-balanced",
+        "ProsPr, 20 rounds, balanced, M = 10": "it20-balanced-m10",
+        "ProsPr, 20 rounds, balanced, recover": "it20-balanced-recover",
+        "ProsPr, 20 rounds, balanced, redrawn": "it20-balanced-redrawn",
+        "ProsPr, 20 rounds, M = 10": "it20-m10",
+        "ProsPr, 20 rounds, recover": "it20-recover",
+        "ProsPr, 20 rounds, redrawn": "it20-redrawn",
+        "ProsPr, 20 rounds, spread": "it20-spread",
+        "ProsPr, 20 rounds, spread, redrawn": "it20-spread-redrawn",
+        "ProsPr, 60 rounds, M = 1, lr 0.01": "it60-m1",
+        "ProsPr, one shot (M = 3, lr from curvature)": "prospr",
+        "ProsPr, one shot, ERK densities": "prospr-erk",
+        "random, ERK densities": "erk",
+        "random, every layer the same number of weights (at most half of it)": "drawn",
+        "more in early layers (n^-0.3)": "drawn-early",
+        "more in late layers (n^0.25)": "drawn-late",
+        "half of the channels within blocks": "drawn-mid50",
+        "a quarter of them": "drawn-mid25",
+        "no corners of kernels": "drawn-cross",
+        "ProsPr's default (M = 3; section 1, weights drawn)": "it20-balanced-redrawn",
+        "M = 10": "default-m10",
+        "M = 30": "default-m30",
+    },
+    "small_mlp_cpu": {
+        "its mask, shuffled within layers": "prospr: shuffled",
+        "M = 0 (SNIP in 20 rounds, balanced, redrawn)": "prospr, M = 0",
+        "not redrawn": "prospr, not redrawn",
+        "spread": "prospr, spread",
+        "global": "prospr, global",
+    },
+}
+CELL = re.compile(r"(?:(?P<each>[\d., ]+): )?(?P<mean>[+-]?\d[\d.]*)(?: \((?P<about>[\d.]+)\))?(?: \(seed 0\)|, one cut)?")
+
+
+def test_there_are_some():
+    assert len(FOUND) >= 15
+    assert sum("README" in one.id for one in FOUND) == 3
+
+
+@pytest.mark.parametrize("path, options, table", FOUND)
+def test_a_table_says_what_was_measured(path, options, table):
+    asked = dict(option.split("=") for option in options.split())
+    runs = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
+    if "seeds" in asked:
+        runs = [run for run in runs if str(run["seed"]) in asked["seeds"].split(",")]
+    header, _, *lines = ([cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines())
+    shares = [float(share) / 100 for share in re.findall(r"([\d.]+) %", " ".join(header[1:]))]
+    assert len(shares) == len(header) - 1
+    means: dict[float, dict[str, float]] = {}
+    for label, *cells in lines:
+        if label.startswith(("*literature*", "FLOPs")):
+            continue
+        name = label.replace("**", "").removeprefix("- ")
+        arm = (NAMES[""] | NAMES.get(Path(path).stem, {})).get(name, name.lower())
+        for share, cell in zip(shares, cells, strict=True):
+            found = _figures(runs, arm, share, asked.get("minus"))
+            text = cell.replace("**", "")
+            assert bool(text.strip("- ")) <= bool(found), f"{label}, {share}: {cell!r}, and no run of {arm!r}"
+            if text.strip("- "):
+                _check(f"{label}, {share}: {cell}", text, found)
+                means.setdefault(share, {})[cell] = fmean(found)
+                if "minus" in asked and len(found) == 3:
+                    told = abs(fmean(found)) > 4.303 * stdev(found) / math.sqrt(3)
+                    assert told == ("**" in cell), f"{label}, {share}: {cell}"
+    assert means
+    if asked.get("best") == "bold":
+        for share, cells in means.items():
+            assert [cell for cell in cells if "**" in cell] == [max(cells, key=cells.__getitem__)], share
+
+
+def _figures(runs: list[dict], arm: str, share: float, minus: str | None) -> list[float]:
+    """Accuracies in percent, or differences, in the order of seeds."""
+    reached = {
+        (run.get("arm") or run["variant"], run["seed"]): 100 * run.get("accuracy", run.get("validation"))
+        for run in runs
+        if run["error"] is None and abs(run["sparsity"] - share) < 1e-9
+    }
+    mine = {seed: value for (name, seed), value in sorted(reached.items()) if name == arm}
+    if minus is None:
+        return list(mine.values())
+    return [reached[minus, seed] - value for seed, value in mine.items() if (minus, seed) in reached]
+
+
+def _check(where: str, text: str, found: list[float]) -> None:
+    said = CELL.fullmatch(text)
+    assert said, where
+    _near(where, said["mean"], fmean(found))
+    if said["each"]:
+        each = said["each"].split(", ")
+        assert len(each) == len(found), where
+        for one, value in zip(each, found, strict=True):
+            _near(where, one, value)
+    if (about := said["about"]) and "." in about:
+        _near(where, about, stdev(found))
+    elif about:
+        assert int(about) == len(found), where
+
+
+def _near(where: str, text: str, value: float) -> None:
+    digits = len(text.partition(".")[2])
+    assert abs(float(text) - value) <= 0.5 * 10**-digits + 1e-6, f"{where}: measured {value:.4f}"
