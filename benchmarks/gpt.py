@@ -1,10 +1,12 @@
 """A small GPT on bytes of Python's own library, pruned at the start: what methods keep, and the loss after training.
 
-    python benchmarks/gpt.py --out results/gpt_cpu.json   # the table of docs/transformers.md; twenty minutes on a core
-    python benchmarks/gpt.py --seeds 0 --steps 50     # a look
+    python benchmarks/gpt.py --out results/gpt_cpu.jsonl            # the table of docs/transformers.md; half an hour
+    python benchmarks/gpt.py --out results/gpt_cpu.jsonl --untied   # the last layer has weights of its own
+    python benchmarks/gpt.py --seeds 0 --steps 50                   # a look
 
 For one seed all networks have the same weights and see the same batches. The last tenth of the text is held out, and
-read once, after the last step. The text is a few modules of the running Python, so figures are for one version of it.
+read once, after the last step. The text is a few modules of the running Python, so figures are for one version of it. A
+line of JSON a run is added to the file, and a run that has a line is not run again.
 """
 
 import argparse
@@ -27,10 +29,13 @@ MODULES = ("argparse", "typing", "inspect", "doctest", "tarfile", "zipfile", "su
 ARMS = {
     "dense": None,
     "prospr": {"method": "prospr"},
+    "prospr, balanced": {"method": "prospr", "scope": "balanced"},  # without what rare tokens are given
+    "prospr, balanced: last layer shuffled": {"method": "prospr", "scope": "balanced"},
+    "prospr, balanced: others shuffled": {"method": "prospr", "scope": "balanced"},
     "prospr, layer": {"method": "prospr", "scope": "layer"},
     "prospr, spread": {"method": "prospr", "scope": "spread"},
-    "one shot": {"method": "prospr-one-shot"},
-    "one shot, layer": {"method": "prospr-one-shot", "scope": "layer"},
+    "prospr, one shot": {"method": "prospr-one-shot"},
+    "prospr, one shot, layer": {"method": "prospr-one-shot", "scope": "layer"},
     "snip": {"method": "snip"},
     "snip, layer": {"method": "snip", "scope": "layer"},
     "magnitude, layer": {"method": "magnitude", "scope": "layer"},
@@ -41,35 +46,51 @@ ARMS = {
 
 def main() -> None:
     args = arguments()
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore", prospr.errors.CollapseWarning)
     text = torch.tensor(list("".join(inspect.getsource(import_module(name)) for name in MODULES).encode()))
     seen, held = text[: 9 * len(text) // 10], text[9 * len(text) // 10 :]
-    size = {"width": args.width, "depth": args.depth, "heads": 3, "context": 64}
-    print(f"Python {sys.version.split()[0]}, {len(text):,} bytes; {size}, {args.steps} steps, sparsity {args.sparsity}")
-    found: dict[str, list[float]] = {}
-    rows = json.loads(Path(args.out).read_text())["rows"] if args.out and Path(args.out).exists() else []
+    size = {"width": args.width, "depth": args.depth, "heads": 3, "context": 64, "tied": not args.untied}
+    about = {"python": sys.version.split()[0], **size, "steps": args.steps, "sparsity": args.sparsity, "error": None}
+    print(f"{len(text):,} bytes; {about}")
+    out = Path(args.out) if args.out else None
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out is not None and out.exists() else []
     for seed in args.seeds:
         for arm in args.arms:
-            how = ARMS[arm]
-            model = build("gpt", seed=seed, **size)
-            parts = {}
-            if how is not None:
-                batches = pieces(seen, 80 if how["method"] == "prospr" else 4, seed)  # twenty rounds of four
-                parts = by_part(prospr.prune(model, batches, args.sparsity, loss=next_token, seed=seed, **how))
-            train(model, pieces(seen, args.steps, 1000 + seed), args.steps)
-            with torch.no_grad():
-                loss = statistics.fmean(next_token(model, batch).item() for batch in pieces(held, 40, 0))
-            found.setdefault(arm, []).append(loss)
-            rows.append({"arm": arm, "seed": seed, "loss": loss, "kept": parts})
-            kept = "  ".join(f"{part} {density:.1%}" for part, density in parts.items())
-            print(f"seed {seed}  {arm:<17} held-out loss {loss:.4f}   {kept}", flush=True)
-            if args.out:
-                about = {"python": sys.version.split()[0], **size, "steps": args.steps, "sparsity": args.sparsity}
-                Path(args.out).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            key = {**about, "arm": arm, "seed": seed}
+            if any(key.items() <= row.items() for row in rows):
+                continue
+            rows.append(key | run(arm, seed, size, args, seen, held))
+            print(f"seed {seed}  {arm:<40} held-out loss {rows[-1]['loss']:.4f}   {rows[-1]['kept']}", flush=True)
+            if out is not None:
+                with out.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
     print("\nheld-out loss, mean and deviation over the seeds")
-    for arm, losses in found.items():
-        spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
-        print(f"{arm:<17} {statistics.fmean(losses):.4f}{spread}")
+    for arm in args.arms:
+        losses = [row["loss"] for row in rows if about.items() <= row.items() and row["arm"] == arm]
+        spread = f" ({statistics.stdev(losses):.4f})" if len(losses) > 1 else ""
+        print(f"{arm:<40} {statistics.fmean(losses):.4f}{spread}")
+
+
+def run(arm: str, seed: int, size: dict, args: argparse.Namespace, seen: Tensor, held: Tensor) -> dict:
+    model, how, kept = build("gpt", seed=seed, **size), ARMS[arm], {}
+    if how is not None:
+        batches = pieces(seen, 80 if how["method"] == "prospr" else 4, seed)  # twenty rounds of four
+        masks = prospr.prune(model, batches, args.sparsity, loss=next_token, seed=seed, **how)
+        kept = by_part(masks)
+        if ": " in arm:
+            model = build("gpt", seed=seed, **size)
+            partly_shuffled(masks, arm.partition(": ")[2].startswith("last"), seed).apply(model)
+    train(model, pieces(seen, args.steps, 1000 + seed), args.steps)
+    with torch.no_grad():
+        loss = statistics.fmean(next_token(model, batch).item() for batch in pieces(held, 40, 0))
+    return {"loss": loss, "kept": {part: round(density, 4) for part, density in kept.items()}}
+
+
+def partly_shuffled(masks: prospr.Masks, last: bool, seed: int) -> prospr.Masks:
+    """The masks, with that of the last layer shuffled (it may be the embedding too), or those of all others."""
+    moved, head = prospr.sanity.shuffle(masks, seed), next(n for n in masks if n in ("tokens.weight", "head.weight"))
+    return prospr.Masks({name: moved[name] if (name == head) == last else mask for name, mask in masks.items()})
 
 
 def pieces(text: Tensor, count: int, seed: int, size: int = 16, length: int = 65) -> list[Tensor]:
@@ -106,13 +127,14 @@ def by_part(masks: prospr.Masks) -> dict[str, float]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A pruned GPT on bytes.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--sparsity", type=float, default=0.9)
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--out", help="write the rows as JSON to this file, after those that are there")
+    parser.add_argument("--untied", action="store_true", help="the token embedding is not the last layer too")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
+    parser.add_argument("--out", help="a line of JSON a run is added to this file")
     return parser.parse_args()
 
 

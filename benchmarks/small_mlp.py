@@ -1,12 +1,14 @@
 """Masks for a multilayer perceptron on handwritten digits: a network in which it counts which weights are kept.
 
     python benchmarks/small_mlp.py --out results/small_mlp_cpu.jsonl        # about eight minutes on a core
-    python benchmarks/small_mlp.py --arms prospr random --sparsities 0.99 --seeds 0
+    python benchmarks/small_mlp.py --arms prospr erk --sparsities 0.99 --seeds 0
+    python benchmarks/small_mlp.py --out results/small_mlp_tail_cpu.jsonl --tail 0.05 --arms prospr "prospr, balanced"
 
 64 inputs, two hidden layers of 256 with batch norm, ten outputs; 30 epochs of SGD. Accuracy on a fifth of the training
 images, which is not trained on; the test images are not read. For one seed all networks have the same weights and see
-the same batches. Many pixels at the edge are always blank, so a weight can be worth nothing. A line of JSON a run is
-added to the file, and a run that has a line is not run again.
+the same batches. Many pixels at the edge are always blank, so a weight can be worth nothing. With --tail 0.05 there are
+fewer images of each digit to train on than of the one before, of the nine a twentieth of the zeros' number. A line of
+JSON a run is added to the file, and a run that has a line is not run again.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from prospr.lab.data import digits
 ROUNDS = {"rounds": 20, "redraw": True}
 ARMS: dict[str, dict] = {
     "prospr": {"method": "prospr"},
+    "prospr, balanced": {"method": "prospr", "scope": "balanced"},
     "prospr: shuffled": {"method": "prospr"},
     "prospr, M = 0": {"method": prospr.Iterative(prospr.Snip(), **ROUNDS), "scope": "balanced"},
     "prospr, not redrawn": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20), "scope": "balanced"},
@@ -49,15 +52,15 @@ def main() -> None:
     warnings.simplefilter("ignore", UserWarning)
     out = Path(args.out) if args.out else None
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out is not None and out.exists() else []
+    rows = [row for row in rows if row.get("tail", 1.0) == args.tail]
     done = {(row["arm"], row["sparsity"], row["seed"]) for row in rows}
-    seen, held = _halves()
+    seen, held = _halves(args.tail)
     for sparsity in args.sparsities:
         for arm in args.arms:
             for seed in args.seeds:
                 if (arm, sparsity, seed) not in done:
-                    rows.append(
-                        {"arm": arm, "sparsity": sparsity, "seed": seed, **_run(arm, sparsity, seed, seen, held)}
-                    )
+                    key = {"arm": arm, "sparsity": sparsity, "seed": seed, "tail": args.tail}
+                    rows.append(key | _run(arm, sparsity, seed, seen, held))
                     if out is not None:
                         with out.open("a") as file:
                             file.write(json.dumps(rows[-1]) + "\n")
@@ -94,13 +97,16 @@ def _network(seed: int) -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(256, 10))
 
 
-def _halves() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Four fifths of the training images to train on, and the rest."""
+def _halves(tail: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Four fifths of the training images to train on, of digit d the tail^(d/9)th part, and the rest."""
     train = digits().train
     images, labels = train.images.float().flatten(1), train.labels
     images = images / images.max()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     first, last = order[: 4 * len(order) // 5], order[4 * len(order) // 5 :]
+    by_digit = [first[labels[first] == digit] for digit in range(10)]
+    some = [every[: round(len(every) * tail ** (digit / 9))] for digit, every in enumerate(by_digit)]
+    first = torch.cat(some) if tail < 1 else first
     return (images[first], labels[first]), (images[last], labels[last])
 
 
@@ -125,6 +131,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.95, 0.98, 0.99])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--tail", type=float, default=1.0, help="images of the rarest digit, as a part of the others'")
     parser.add_argument("--out", help="a line of JSON a run is added to this file")
     return parser.parse_args()
 

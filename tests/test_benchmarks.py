@@ -18,7 +18,7 @@ from prospr.lab.runs.making import check
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HERE = ("channels", "fair", "narrower", "stability", "stepping", "torch_pruning_rival", "harness", "scale")
-HERE += ("small_cifar", "small_channels", "small_mlp", "screening", "totals", "concentration")
+HERE += ("small_cifar", "small_channels", "small_mlp", "gpt", "screening", "totals", "concentration")
 
 
 def imported(name, monkeypatch):
@@ -390,6 +390,26 @@ def test_what_scores_have_in_common(stability):
     other = stability.first({"a": torch.arange(40.0).flip(0), "b": torch.arange(20.0)})
     assert stability.overlap(best, other) == 1 / 3
     assert stability.overlap(best, best) == 1
+
+
+@pytest.fixture
+def gpt(monkeypatch):
+    yield from imported("gpt", monkeypatch)
+
+
+def test_rare_bytes_are_kept_by_default(gpt, tmp_path, monkeypatch, capsys):
+    """In the layer that predicts them; and of shuffled masks each layer keeps as many weights."""
+    out, arms = tmp_path / "gpt.jsonl", ["prospr", "prospr, balanced", "prospr, balanced: last layer shuffled"]
+    words = ["gpt.py", "--out", str(out), "--seeds", "0", "--steps", "2", "--width", "24", "--depth", "1"]
+    monkeypatch.setattr(sys, "argv", [*words, "--arms", *arms])
+    gpt.main()
+    served, balanced, shuffled = (json.loads(line) for line in out.read_text().splitlines())
+    assert served["kept"]["tokens"] > 1.2 * balanced["kept"]["tokens"]
+    assert shuffled["kept"] == balanced["kept"]
+    assert shuffled["loss"] != balanced["loss"]
+    gpt.main()  # what has a line is not run again
+    assert len(out.read_text().splitlines()) == 3
+    assert "held-out loss, mean" in capsys.readouterr().out
 
 
 @pytest.fixture

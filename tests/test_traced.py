@@ -1,8 +1,8 @@
 """Tables of the README and the docs that name a file of results/ say what is in it.
 
-A comment above such a table names the file: `<!-- results/fair_resnet20.jsonl -->`. Its columns are sparsities, its rows
-methods; a cell is a mean, with a deviation, the number of runs or the seeds' own figures where they are given.
-`seeds=0,1`: of these alone.
+A comment above such a table names the file: `<!-- results/fair_resnet20.jsonl -->`. Its columns are sparsities, its
+rows methods; a cell is a mean, with a deviation, the number of runs or the seeds' own figures where they are given.
+`seed=0,1` or another field: of runs that have one of these there. Losses stand as they are, and the lowest is best.
 `minus=ARM`: ARM's accuracy minus the row's, paired by seed, bold where three pairs tell it from zero (Student's t).
 `best=bold`: the best of a column is bold, and nothing else.
 """
@@ -84,7 +84,9 @@ NAMES = {  # what a row is called in a table -> in the file, where it is not the
         "global": "prospr, global",
     },
 }
-CELL = re.compile(r"(?:(?P<each>[\d., ]+): )?(?P<mean>[+-]?\d[\d.]*)(?: \((?P<about>[\d.]+)\))?(?: \(seed 0\)|, one cut)?")
+CELL = re.compile(
+    r"(?:(?P<each>[\d., ]+): )?(?P<mean>[+-]?\d[\d.]*)(?: \((?P<about>[\d.]+)\))?(?: \(seed 0\)|, one cut)?"
+)
 
 
 def test_there_are_some():
@@ -92,12 +94,13 @@ def test_there_are_some():
     assert sum("README" in one.id for one in FOUND) == 3
 
 
-@pytest.mark.parametrize("path, options, table", FOUND)
+@pytest.mark.parametrize(("path", "options", "table"), FOUND)
 def test_a_table_says_what_was_measured(path, options, table):
     asked = dict(option.split("=") for option in options.split())
     runs = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
-    if "seeds" in asked:
-        runs = [run for run in runs if str(run["seed"]) in asked["seeds"].split(",")]
+    for key, values in asked.items():
+        if key not in ("minus", "best"):
+            runs = [run for run in runs if str(run[key]).lower() in values.split(",")]
     header, _, *lines = ([cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines())
     shares = [float(share) / 100 for share in re.findall(r"([\d.]+) %", " ".join(header[1:]))]
     assert len(shares) == len(header) - 1
@@ -120,13 +123,14 @@ def test_a_table_says_what_was_measured(path, options, table):
     assert means
     if asked.get("best") == "bold":
         for share, cells in means.items():
-            assert [cell for cell in cells if "**" in cell] == [max(cells, key=cells.__getitem__)], share
+            best = (min if "accuracy" not in runs[0] else max)(cells, key=cells.__getitem__)
+            assert [cell for cell in cells if "**" in cell] == [best], share
 
 
 def _figures(runs: list[dict], arm: str, share: float, minus: str | None) -> list[float]:
-    """Accuracies in percent, or differences, in the order of seeds."""
+    """Accuracies in percent, losses, or differences of them, in the order of seeds."""
     reached = {
-        (run.get("arm") or run["variant"], run["seed"]): 100 * run.get("accuracy", run.get("validation"))
+        (run.get("arm") or run["variant"], run["seed"]): _reached(run)
         for run in runs
         if run["error"] is None and abs(run["sparsity"] - share) < 1e-9
     }
@@ -134,6 +138,11 @@ def _figures(runs: list[dict], arm: str, share: float, minus: str | None) -> lis
     if minus is None:
         return list(mine.values())
     return [reached[minus, seed] - value for seed, value in mine.items() if (minus, seed) in reached]
+
+
+def _reached(run: dict) -> float:
+    share = run.get("accuracy", run.get("validation"))
+    return run["loss"] if share is None else 100 * share
 
 
 def _check(where: str, text: str, found: list[float]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,6 +17,7 @@ from prospr.masks.maps import mapped_shares
 from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, parse
 from prospr.masks.select import Scope, select, select_among, shares_of_layers
+from prospr.masks.served import Rows, evened
 from prospr.scores.base import Problem, Score, Scores
 
 __all__ = ["Channels", "Focused", "Kind", "Mapped", "Weights"]
@@ -84,19 +85,22 @@ class Focused(_OneByOne):
 
 @dataclass(frozen=True)
 class Mapped(_OneByOne):
-    """One by one, with less for layers of small feature maps; `factors`: see prospr.masks.maps.
+    """One by one, by what the layers make: less for small feature maps, and something for every output of the network.
 
-    But such a layer keeps two weights for each of its outputs, or of its inputs where those are more; or half of an
-    even part of what all layers keep, where that is fewer.
+    factors: what a layer's share counts for; see prospr.masks.maps. But a layer of small maps keeps two weights for
+        each of its outputs, or of its inputs where those are more; or half of an even part of what all layers keep,
+        where that is fewer.
+    rows: those of the network's outputs and of embeddings; see prospr.masks.served.
     """
 
     factors: Mapping[str, float]
     keep_per_layer: int = 0
+    rows: Rows = field(default_factory=dict)
 
     def select(self, scores: Scores, sparsity: float, among: Mapping[str, Tensor] | None = None) -> Masks:
         weights = Weights("global", self.keep_per_layer)
         left = scores if among is None else {name: s * among[name].to(s.device) for name, s in scores.items()}
-        shares = mapped_shares(left, self.factors)
+        shares = mapped_shares(evened(left, self.rows), self.factors)
         chosen = weights.select(shares, sparsity, among)
         half, small = math.ceil(chosen.kept // len(chosen) / 2), [n for n, factor in self.factors.items() if factor < 1]
         least = {name: min(half, 2 * max(scores[name].shape[:2])) for name in small}

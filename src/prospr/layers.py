@@ -5,7 +5,7 @@ import sys
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["computed", "inputs_first"]
+__all__ = ["computed", "embeddings", "inputs_first"]
 
 
 def inputs_first(module: nn.Module) -> bool:
@@ -35,3 +35,8 @@ def computed(model: nn.Module) -> list[str]:
         if isinstance(module, kinds)  # and, without computing it: some parametrizations write to buffers
         and (is_parametrized(module, "weight") or "weight" in module.__dict__)
     ]
+
+
+def embeddings(model: nn.Module) -> set[int]:
+    """The ids of weights that are looked up, row by row; one of them may be a linear layer's too."""
+    return {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}

@@ -30,6 +30,7 @@ from prospr.masks.masks import Masks
 from prospr.masks.patterns import Granularity, parse
 from prospr.masks.reach import reach
 from prospr.masks.select import Scope, check_floor, check_sparsity
+from prospr.masks.served import entries, outputs
 from prospr.meta.batches import Stream
 from prospr.meta.loss import Call, ModelLoss, call_of, cross_entropy, devices_of, one_sample, replay, unwrap
 from prospr.meta.ranks import Ranks, Team, fingerprints, joined, together
@@ -227,26 +228,28 @@ def _weights(
     if granularity != "weight":
         raise SettingError(f"scope={scope!r} is for single weights, and granularity is {granularity!r}; leave one out")
     if scope == "mapped":
-        return Mapped(_map_factors(problem, example, asked), keep_per_layer)
+        return _mapped(problem, keep_per_layer, example, asked)
     call = _example(problem, example)
     return Focused(cache(lambda: find_groups(problem.model, call, verify=False)), keep_per_layer)
 
 
-def _map_factors(problem: Problem, example: Any, asked: bool) -> dict[str, float]:
-    """See `map_factors`. Where maps cannot be counted, and nobody asked for it, layers are balanced, with a warning."""
-    if not has_maps(problem.weights()):
-        return dict.fromkeys(problem.names, 1.0)
+def _mapped(problem: Problem, keep_per_layer: int, example: Any, asked: bool) -> Mapped:
+    """By what layers make. Where that is not known, and nobody asked for it, layers are balanced, with a warning."""
+    factors, rows = dict.fromkeys(problem.names, 1.0), {}
     try:
-        return map_factors(problem.model, _example(problem, example), problem.names)
+        call = _example(problem, example)
+        if has_maps(problem.weights()):
+            factors = map_factors(problem.model, call, problem.names)
+        rows = outputs(problem.model, call, problem.names)
     except Exception as error:
         if asked or isinstance(error, RankError):
             raise
         warnings.warn(
-            f"the sizes of feature maps are not known ({error}), so all layers get whole shares; pass example= (an "
-            "input, a tuple of arguments or a dict of keyword arguments), or scope='balanced' for just that",
+            f"what the layers make is not known ({error}), so all get whole shares; pass example= (an input, a tuple "
+            "of arguments or a dict of keyword arguments), or scope='balanced' for just that",
             stacklevel=4,
         )
-    return dict.fromkeys(problem.names, 1.0)
+    return Mapped(factors, keep_per_layer, {**rows, **entries(problem.model, problem.names)})
 
 
 def _groups(problem: Problem, example: Any, which: Which) -> Groups:
@@ -259,8 +262,8 @@ def _example(problem: Problem, example: Any) -> Call:
     call = call_of(example) if example is not None else problem.call()
     if call is None:
         raise BatchError(
-            "channels and feature maps are found by running the model; pass batches and a loss that calls it, or "
-            "example= (an input, a tuple of arguments or a dict of keyword arguments)"
+            "channels, feature maps and outputs are found by running the model; pass batches and a loss that calls it, "
+            "or example= (an input, a tuple of arguments or a dict of keyword arguments)"
         )
     return call
 

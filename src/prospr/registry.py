@@ -49,7 +49,7 @@ _METHODS = {
     "prospr": Method(
         Iterative(ProsPr(), rounds=20, redraw=True),
         scope="mapped",
-        reference="Alizadeh et al., ICLR 2022; here in 20 rounds, layers balanced by their maps, weights redrawn",
+        reference="Alizadeh et al., ICLR 2022; here in 20 rounds, layers balanced by what they make, weights redrawn",
         cost="610",
         once=ProsPr(),
         once_cost=_ONE_SHOT,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from prospr.layers import embeddings
 from prospr.meta.loss import Call, PureLoss, evaluation_mode
 from prospr.meta.products import plain_grad
 
@@ -59,7 +60,7 @@ def _flow(model: nn.Module, masks: Mapping[str, Tensor], call: Call, dtype: torc
         return type(value)(prepare(item) for item in value) if type(value) in (tuple, list) else value
 
     params: dict[str, Tensor] = {}
-    closed, embedded = _recurrent_biases(model), _embeddings(model)
+    closed, embedded = _recurrent_biases(model), embeddings(model)
     for name, p in model.named_parameters():
         noise = positive(p.detach()) * (id(p) not in closed)
         mask = masks[name].to(p.device) if name in masks else torch.ones_like(p, dtype=torch.bool)
@@ -93,10 +94,6 @@ def _recurrent_biases(model: nn.Module) -> set[int]:
     """Their fused kernels add the biases themselves; every other bias is taken out where it is added."""
     recurrent = (m for m in model.modules() if isinstance(m, (nn.RNNBase, nn.RNNCellBase)))
     return {id(p) for m in recurrent for key, p in m._parameters.items() if p is not None and key.startswith("bias")}
-
-
-def _embeddings(model: nn.Module) -> set[int]:
-    return {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
 
 
 def _total(out: Any, positive: Callable[[Tensor], Tensor]) -> Tensor:

@@ -50,8 +50,9 @@ def select(
         layer scaled so that each of its inputs and each of its outputs has the same total too: no channel takes all),
         "layer" (the same density in every layer) or "erk" (layer densities by the Erdos-Renyi-Kernel rule: small
         layers denser). The total is exact in each. `prospr.prune` has two more, which look at the network: "mapped"
-        (balanced, with less for convolutions that make maps of fewer than 64 pixels) and "focused" (balanced, and where
-        a layer keeps few weights they go to fewer of the channels between two layers, so that each has enough).
+        (balanced, with less for convolutions that make maps of fewer than 64 pixels, and no output of the network or
+        entry of an embedding left out for being rare) and "focused" (balanced, and where a layer keeps few weights they
+        go to fewer of the channels between two layers, so that each has enough).
     keep_per_layer: at least so many weights stay in every layer, taken from the others' budget.
     granularity: "weight"; "2:4" and the like (the best n of every m neighbours along a weight's inputs, which fixes the
         sparsity at 1 - n/m); or a block such as (4, 4) of outputs x inputs, kept or pruned whole by its mean score.

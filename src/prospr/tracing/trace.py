@@ -59,6 +59,7 @@ class Trace:
     uses: list[str] = field(default_factory=list)  # parameters in the order in which operations take them
     written: set[int] = field(default_factory=set)  # labels that are channels of some result, not only read by it
     summed: list[tuple[Labels, Labels]] = field(default_factory=list)  # the two dimensions of every contraction
+    outputs: Labels = field(default_factory=list)  # of all dimensions of what the network returned
     in_training: bool = False  # whether the model does something else in train mode
     splits: dict[int, tuple[int, ...]] = field(default_factory=dict)  # sizes of the reshapes that must be chosen for
 
@@ -94,6 +95,7 @@ def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace
     for tensor in tensors(outputs):
         for labels in watch.dims(tensor):
             watch.forest.fix(labels or (), OUTPUT, instead_of=INPUT)
+            watch.found.outputs += labels or ()
     for name, tensor in held.items():
         if id(tensor) not in watch.used:
             for labels in watch.dims(tensor):
