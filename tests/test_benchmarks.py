@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,16 @@ def test_several_groups_are_scored_at_once(fair, tmp_path, monkeypatch):
     arms = ["--sparsities", "0.5", "--arms", "snip", "erk", "magnitude"]
     fair.main([*options, *arms, "--together", "1", "--scorers", "2", "--ahead", "2"])
     assert asked == [["snip", "erk"], ["magnitude"]]
+
+
+def test_the_plan_of_the_whole_benchmark(fair):
+    """Each line is of a table with such arms, and goes to that table's file."""
+    lines = [shlex.split(line, comments=True) for line in (BENCHMARKS / "fair.plan").read_text().splitlines()]
+    wishes = [fair._arguments(line) for line in lines if line]
+    assert {wish.table for wish in wishes} == set(fair.TABLES)
+    for wish in wishes:
+        assert len(fair.wanted(wish)) == len(wish.arms)
+        assert wish.out == f"results/fair_{wish.table}.jsonl"
 
 
 def test_a_plan_is_scored_at_once_and_trained_line_by_line(fair, tmp_path, monkeypatch, capsys):

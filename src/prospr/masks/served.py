@@ -33,7 +33,7 @@ def entries(model: nn.Module, names: Sequence[str]) -> Rows:
 
 
 def outputs(model: nn.Module, call: Call, names: Sequence[str]) -> Rows:
-    """The weights that make what the network returns, found by running it.
+    """The weights that make what the network returns, found by running it; not what it returns and reads itself.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.LogSoftmax(1))
     >>> outputs(model, ((torch.zeros(1, 4),), {}), ["0.weight", "2.weight"])
@@ -43,13 +43,18 @@ def outputs(model: nn.Module, call: Call, names: Sequence[str]) -> Rows:
         seen = trace(model, one_sample(call))
     except FAILURES:  # some models cannot take one sample of a batch
         seen = trace(model, call)
-    given = set(seen.forest.roots(seen.outputs))
-    return {name: dim for (name, dim), labels in seen.axes.items() if name in names and _made(seen, labels, given)}
+    matrices = {name for name, p in model.named_parameters() if p.dim() > 1}
+    axes = {axis: (_made(seen, labels), seen.forest.roots(labels)) for axis, labels in seen.axes.items()}
+    read = {root for (name, _), (made, roots) in axes.items() if name in matrices and not made for root in roots}
+    last = set(seen.forest.roots(seen.outputs)) - read
+    return {
+        name: dim for (name, dim), (made, roots) in axes.items() if name in names and made and last.issuperset(roots)
+    }
 
 
-def _made(seen: Trace, labels: Sequence[int], given: set[int]) -> bool:
-    """Whether a layer makes these channels, and all are the network's outputs."""
-    return not seen.written.isdisjoint(labels) and given.issuperset(seen.forest.roots(labels))
+def _made(seen: Trace, labels: Sequence[int]) -> bool:
+    """Whether a layer makes these channels, and does not read them alone."""
+    return not seen.written.isdisjoint(labels)
 
 
 def evened(scores: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
