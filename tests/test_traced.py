@@ -76,6 +76,10 @@ NAMES = {  # what a row is called in a table -> in the file, where it is not the
         "M = 10": "default-m10",
         "M = 30": "default-m30",
     },
+    "gpt_cpu": {
+        "prospr (the default from now on)": "prospr",
+        "prospr, balanced (the default until section 14)": "prospr, balanced",
+    },
     "small_mlp_cpu": {
         "its mask, shuffled within layers": "prospr: shuffled",
         "M = 0 (SNIP in 20 rounds, balanced, redrawn)": "prospr, M = 0",

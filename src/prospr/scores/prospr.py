@@ -28,7 +28,7 @@ class ProsPr(Score):
     order, on scores as shares of their layer. In one shot what scores highest sits in few channels of few layers, and
     trains worse: on ResNet-20 by 0.8, 0.9, 2.8 and 3.8 points at 73.8, 89.3, 95.6 and 98.2 %. Shares count for less in
     convolutions of small feature maps, which on VGG-16 brings 1.2 points at 98.2 %, and no output of the network or
-    entry of an embedding is left out for being rare, which lowers a small GPT's loss from 2.36 to 2.11 (scope="mapped";
+    entry of an embedding is left out for being rare, which lowers a small GPT's loss from 2.37 to 2.14 (scope="mapped";
     docs/findings.md). Given as it is, this score is used once: method=ProsPr() is "prospr-one-shot".
 
     steps: M; M + 1 batches are read. 0 is SNIP.
