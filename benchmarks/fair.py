@@ -84,7 +84,8 @@ ARMS: dict[str, tuple[str, dict]] = {
     "prospr, 4 rounds, tapered": ("prospr", {**BALANCED, "rounds": 4, "scope": "tapered"}),
 }
 
-# ResNet-20's maps have 64 pixels or more: "mapped" makes the masks of "balanced", as which its lines were measured
+# ResNet-20's maps have 64 pixels or more, and CIFAR-10's classes are equal: "mapped" makes the masks of "balanced", as
+# which its lines were measured
 EVEN = {**ARMS, "prospr": ARMS["prospr, balanced"], "prospr, mapped": ARMS["prospr"]}
 del EVEN["prospr, balanced"]
 CHECKS = [arm for arm, (_, settings) in ARMS.items() if "check" in settings]

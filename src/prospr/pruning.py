@@ -245,8 +245,9 @@ def _mapped(problem: Problem, keep_per_layer: int, example: Any, asked: bool) ->
         if asked or isinstance(error, RankError):
             raise
         warnings.warn(
-            f"what the layers make is not known ({error}), so all get whole shares; pass example= (an input, a tuple "
-            "of arguments or a dict of keyword arguments), or scope='balanced' for just that",
+            f"what the layers make is not known ({error}), so small feature maps or rare outputs count as they score; "
+            "pass example= (an input, a tuple of arguments or a dict of keyword arguments), or scope='balanced', which "
+            "does without",
             stacklevel=4,
         )
     return Mapped(factors, keep_per_layer, {**rows, **entries(problem.model, problem.names)})
