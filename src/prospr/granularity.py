@@ -15,9 +15,9 @@ from prospr.errors import SettingError
 from prospr.masks.largest import largest
 from prospr.masks.maps import mapped_shares
 from prospr.masks.masks import Masks
+from prospr.masks.outputs import Rows, evened
 from prospr.masks.patterns import Granularity, parse
 from prospr.masks.select import Scope, select, select_among, shares_of_layers
-from prospr.masks.served import Rows, evened
 from prospr.scores.base import Problem, Score, Scores
 
 __all__ = ["Channels", "Focused", "Kind", "Mapped", "Weights"]
@@ -90,7 +90,7 @@ class Mapped(_OneByOne):
     factors: what a layer's share counts for; see prospr.masks.maps. But a layer of small maps keeps two weights for
         each of its outputs, or of its inputs where those are more; or half of an even part of what all layers keep,
         where that is fewer.
-    rows: those of the network's outputs and of embeddings; see prospr.masks.served.
+    rows: those of the network's outputs and of embeddings; see prospr.masks.outputs.
     """
 
     factors: Mapping[str, float]

@@ -27,10 +27,10 @@ from prospr.layers import computed, inputs_first
 from prospr.masks import enforce
 from prospr.masks.maps import has_maps, map_factors
 from prospr.masks.masks import Masks
+from prospr.masks.outputs import entries, outputs
 from prospr.masks.patterns import Granularity, parse
 from prospr.masks.reach import reach
 from prospr.masks.select import Scope, check_floor, check_sparsity
-from prospr.masks.served import entries, outputs
 from prospr.meta.batches import Stream
 from prospr.meta.loss import Call, ModelLoss, call_of, cross_entropy, devices_of, one_sample, replay, unwrap
 from prospr.meta.ranks import Ranks, Team, fingerprints, joined, together
@@ -234,20 +234,22 @@ def _weights(
 
 
 def _mapped(problem: Problem, keep_per_layer: int, example: Any, asked: bool) -> Mapped:
-    """By what layers make. Where that is not known, and nobody asked for it, layers are balanced, with a warning."""
-    factors, rows = dict.fromkeys(problem.names, 1.0), {}
+    """By what layers make. Where it is not known layers are balanced, with a warning; of maps, if that was asked for,
+    it is an error."""
+    maps, rows = has_maps(problem.weights()), {}
+    factors, unknown = dict.fromkeys(problem.names, 1.0), "sizes of feature maps" if maps else "outputs"
     try:
         call = _example(problem, example)
-        if has_maps(problem.weights()):
-            factors = map_factors(problem.model, call, problem.names)
+        if maps:
+            factors, unknown = map_factors(problem.model, call, problem.names), "outputs"
         rows = outputs(problem.model, call, problem.names)
     except Exception as error:
-        if asked or isinstance(error, RankError):
+        if isinstance(error, RankError) or (asked and unknown != "outputs"):
             raise
         warnings.warn(
-            f"what the layers make is not known ({error}), so small feature maps or rare outputs count as they score; "
-            "pass example= (an input, a tuple of arguments or a dict of keyword arguments), or scope='balanced', which "
-            "does without",
+            f"the network's {unknown} are not known ({error}), so layers are balanced without regard to them; "
+            "pass example= (an input, a tuple of arguments or a dict of keyword arguments), or scope='balanced' for just "
+            "that",
             stacklevel=4,
         )
     return Mapped(factors, keep_per_layer, {**rows, **entries(problem.model, problem.names)})
@@ -263,8 +265,8 @@ def _example(problem: Problem, example: Any) -> Call:
     call = call_of(example) if example is not None else problem.call()
     if call is None:
         raise BatchError(
-            "channels, feature maps and outputs are found by running the model; pass batches and a loss that calls it, "
-            "or example= (an input, a tuple of arguments or a dict of keyword arguments)"
+            "channels and feature maps are found by running the model, and so are outputs; pass batches and a loss "
+            "that calls it, or example= (an input, a tuple of arguments or a dict of keyword arguments)"
         )
     return call
 

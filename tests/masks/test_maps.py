@@ -170,7 +170,7 @@ def test_the_default_where_maps_cannot_be_counted():
 
     rounds = Iterative(Snip(), rounds=2)
     by_default = Method(rounds, scope="mapped")
-    with pytest.warns(UserWarning, match=r"what the layers make is not known \(.*pass example="):
+    with pytest.warns(UserWarning, match=r"sizes of feature maps are not known \(.*pass example="):
         masks = prospr.prune(small(), images(), 0.9, method=by_default, loss=loss)
     assert masks == prospr.prune(small(), images(), 0.9, method=rounds, loss=loss, scope="balanced")
     with warnings.catch_warnings():
@@ -181,9 +181,9 @@ def test_the_default_where_maps_cannot_be_counted():
         prospr.prune(small(), images(), 0.9, method=rounds, loss=loss, scope="mapped")
 
 
-def test_a_network_without_convolutions_has_balanced_layers():
+def test_a_network_without_convolutions_is_not_run():
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 3))
-    masks = prospr.prune(model, None, 0.5, method="magnitude", scope="mapped", example=torch.zeros(1, 12))
+    masks = prospr.prune(model, None, 0.5, method="magnitude", scope="mapped")
     masks.remove(model)
     assert masks == prospr.prune(model, None, 0.5, method="magnitude", scope="balanced")
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_mapped():
         prospr.prune(model, images(), 0.5, method="snip", scope="mapped", granularity="2:4")
     with pytest.raises(SettingError, match="scope='mapped' is for single weights; for channels"):
         prospr.prune(model, images(), 0.5, method="snip", scope="mapped", granularity="channel")
-    with pytest.raises(BatchError, match="channels, feature maps and outputs are found by running the model"):
+    with pytest.raises(BatchError, match="channels and feature maps are found by running the model"):
         prospr.prune(model, None, 0.5, method="magnitude", scope="mapped")
     example = torch.zeros(1, 3, 8, 8)
     assert prospr.prune(model, None, 0.5, method="magnitude", scope="mapped", example=example).kept > 0

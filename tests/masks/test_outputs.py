@@ -13,7 +13,7 @@ import prospr
 from prospr import Iterative, ProsPr
 from prospr.granularity import Mapped, Weights
 from prospr.lab.models import build
-from prospr.masks.served import LEAST, MOST, entries, evened, outputs
+from prospr.masks.outputs import LEAST, MOST, entries, evened, outputs
 
 
 def made(model, *inputs, **kwargs):
@@ -169,7 +169,7 @@ def test_where_the_outputs_are_not_known():
     def loss(model, batch):
         return F.cross_entropy(model[2](model[1](model[0](batch[0]))), batch[1])
 
-    with pytest.warns(UserWarning, match=r"what the layers make is not known \(.*pass example="):
+    with pytest.warns(UserWarning, match=r"the network\'s outputs are not known \(.*pass example="):
         masks = prospr.prune(model, data, 0.5, loss=loss)
     masks.remove(model)
     with warnings.catch_warnings():
