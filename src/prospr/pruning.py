@@ -248,8 +248,8 @@ def _mapped(problem: Problem, keep_per_layer: int, example: Any, asked: bool) ->
             raise
         warnings.warn(
             f"the network's {unknown} are not known ({error}), so layers are balanced without regard to them; "
-            "pass example= (an input, a tuple of arguments or a dict of keyword arguments), or scope='balanced' for just "
-            "that",
+            "pass example= (an input, a tuple of arguments or a dict of keyword arguments), or scope='balanced', which "
+            "does without",
             stacklevel=4,
         )
     return Mapped(factors, keep_per_layer, {**rows, **entries(problem.model, problem.names)})
