@@ -17,8 +17,9 @@ many short sessions on a borrowed GPU make one table. The most wanted runs come 
 before low ones. No group of runs is begun that would not end within `--minutes`, by what such runs in the file took. A
 plan has such wishes in a line each, `--table vgg16 --arms snip --seeds 1 --out vgg.jsonl`, words added to those of the
 command; all are scored first, then trained in that order. Runs are `prospr run`'s own; the line has the experiment, so
-`prospr run` makes any of them anew. `--compile` leaves the structured table out: its networks have a shape each, and to
-compile nine took 410 s and saved 120 of 900. Without a GPU it is a small version on the embedded digits.
+`prospr run` makes any of them anew. The structured table's networks have a shape each, and to compile nine takes
+minutes: with `--compile` and several `--scorers` that is done in processes of their own while other groups train, and
+without them not at all. Without a GPU it is a small version on the embedded digits.
 """
 
 import argparse
@@ -30,11 +31,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+import torch._inductor.config
 from harness import machine
 from torch import multiprocessing
 
@@ -48,6 +51,7 @@ from prospr.lab.runs.folder import RunFolder
 from prospr.lab.runs.making import Loader, network
 from prospr.lab.runs.work import Work
 from prospr.lab.show import show_table
+from prospr.lab.train import trainer_for
 
 BALANCED = {"scope": "balanced", "rounds": 20, "redraw": True}
 ARMS: dict[str, tuple[str, dict]] = {
@@ -114,7 +118,7 @@ class Table:
     recipe: str = "auto"
     epochs: int = 200
     settings: dict[str, Any] = field(default_factory=dict)  # of the network
-    compiled: bool = True  # where --compile is given
+    alike: bool = True  # whether its networks have one shape, so that they are compiled once
 
 
 FIVE = (0.982, 0.956, 0.893, 0.972, 0.738)
@@ -122,7 +126,7 @@ TABLES = {
     "resnet20": Table("resnet20", FIVE, EVEN, "snip"),
     "resnet20b": Table("resnet20", FIVE, EVEN, "snip", "missing-the-mark-cifar", 160, {"shortcut": "B"}),
     "vgg16": Table("vgg16", (0.982, 0.956, 0.893), {k: v for k, v in ARMS.items() if k not in CHECKS}, "snip"),
-    "structured": Table("vgg19", (0.95, 0.9, 0.8), STRUCTURED, "3sp", compiled=False),
+    "structured": Table("vgg19", (0.95, 0.9, 0.8), STRUCTURED, "3sp", alike=False),
 }
 SIZES = ("parameters", "trained_parameters", "flops", "trained_flops", "image", "num_classes")
 CIFAR10 = {"image": [3, 32, 32], "num_classes": 10}  # what the first lines were measured on, which do not say it
@@ -199,7 +203,7 @@ def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
                 left.setdefault(one.identity, (wish, arm, one))
     groups = grouped(list(left.values()))
     began, took = time.perf_counter(), {}
-    ahead, scored = len(groups) if args.plan else args.ahead, 0
+    ahead, scored, compiling = len(groups) if args.plan else args.ahead, 0, None
     for place, group in enumerate(groups):
         wish, experiments = group[0][0], [one for _, _, one in group]
         spent, start = time.perf_counter() - began, time.perf_counter()
@@ -212,8 +216,15 @@ def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
             score_first([one for here in groups[place:scored] for _, _, one in here], args)
             print(f"  [{time.perf_counter() - start:.0f} s] scored by {args.scorers} processes", flush=True)
             start = time.perf_counter() if args.plan else start
+            odd = [one for here in groups[place:scored] for w, _, one in here if not TABLES[w.table].alike]
+            compiling = compile_beside(odd, args) if args.compile and odd else None
+        alike = TABLES[wish.table].alike
+        if not alike and compiling is not None:
+            compiling.wait()
+            print(f"  [{time.perf_counter() - start:.0f} s] compiled by processes of their own", flush=True)
         told = tell(start, results=wish.split == "test")
-        options = Options(root=args.root, save_every=1e9, compile=args.compile and TABLES[wish.table].compiled)
+        compiled = args.compile and (alike or compiling is not None)
+        options = Options(root=args.root, save_every=1e9, compile=compiled)
         results = run_many(experiments, args.folder, device, told, together=wish.together, options=options)
         took[_kind(wish)] = time.perf_counter() - start  # the first of a kind compiles too, the next ones do not
         rows = {row.run: row for row in load(args.folder)}
@@ -249,15 +260,28 @@ def score_first(group: Sequence[Experiment], args) -> None:
     if not todo:
         return
     with context.Pool(min(args.scorers, len(todo))) as pool:
-        pool.map(partial(_score, folder=args.folder, root=args.root), todo, chunksize=1)
+        pool.map(partial(_prepare, folder=args.folder, root=args.root), todo, chunksize=1)
 
 
-def _score(one: Experiment, folder: str, root: str | None) -> None:
+def compile_beside(runs: Sequence[Experiment], args) -> AsyncResult:
+    """Begin to compile what these runs train, in processes side by side, and return at once. What they leave on the
+    disk is found by the process that trains."""
+    pool = multiprocessing.get_context("spawn").Pool(min(args.scorers, len(runs)))
+    found = pool.map_async(partial(_prepare, folder=args.folder, root=args.root, compile=True), runs, chunksize=1)
+    pool.close()
+    return found
+
+
+def _prepare(one: Experiment, folder: str, root: str | None, compile: bool = False) -> None:
     torch.set_num_threads(1)
     place = RunFolder(one, folder)
     place.path.mkdir(parents=True, exist_ok=True)
     with locked(place.lock, wait=True), contextlib.suppress(*FAILURES):
-        Work(place, Loader(choose_device(None), root), Options(root=root)).prepare()
+        work = Work(place, Loader(choose_device(None), root), Options(root=root))
+        work.prepare()
+        if compile:
+            with torch._inductor.config.patch(compile_threads=1):  # its own processes would be sixteen times too many
+                trainer_for([work.run], "graph", compile=True)
 
 
 def line_of(arm: str, row: Row, result: RunResult) -> dict:

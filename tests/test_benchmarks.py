@@ -167,7 +167,47 @@ def test_what_runs_took_says_what_a_group_will_take(fair, tmp_path, monkeypatch,
     fair.main([*words, "--arms", "dense", "magnitude", "--minutes", "1", "--together", "1"])  # 45 s each, it is thought
     assert [json.loads(line)["arm"] for line in out.read_text().splitlines()] == ["snip", "erk", "dense", "magnitude"]
     fair.main([*words, "--table", "structured", "--arms", "random, channels", "--minutes", "1"])
-    assert given == [True, True, True, False]  # networks of a shape each are not compiled
+    assert given == [True, True, True, False]  # networks of a shape each are not compiled one after the other
+
+
+def test_networks_of_a_shape_each_are_compiled_beside_others_that_train(fair, tmp_path, monkeypatch):
+    happened = []
+
+    class Compiling:
+        def __init__(self, runs, _):
+            happened.append(("begin", [one.method for one in runs]))
+
+        def wait(self):
+            happened.append("wait")
+
+    def running(experiments, *others, options, **rest):
+        happened.append(([one.method for one in experiments], options.compile))
+        return run_many(experiments, *others, options=replace(options, compile=False), **rest)
+
+    run_many = fair.run_many
+    monkeypatch.setattr(fair, "run_many", running)
+    monkeypatch.setattr(fair, "compile_beside", Compiling)
+    monkeypatch.setattr(fair, "score_first", lambda *_: None)
+    plan, out = tmp_path / "plan.txt", tmp_path / "fair.jsonl"
+    plan.write_text("--arms snip\n--table structured --arms 3sp 'random, channels'\n")
+    words = ["--folder", str(tmp_path / "runs"), "--out", str(out), "--epochs", "1", "--sparsities", "0.5", "--compile"]
+    fair.main([*words, "--plan", str(plan), "--scorers", "2"])
+    first, *then = happened
+    assert first == ("begin", ["3sp", "random"])
+    assert then == [(["snip"], True), "wait", (["3sp", "random"], True)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for what it makes ready, not for what it compiles")
+def test_what_is_compiled_beside_is_made_ready(fair, tmp_path):
+    args = fair._arguments(["--folder", str(tmp_path), "--scorers", "2", "--epochs", "1"])
+    good = Experiment(method="3sp", sparsity=0.5, seed=0)
+    bad = replace(good, method="no such method")
+    good = replace(good, pruning=replace(good.pruning, granularity="channel", shrink=True))
+    compiling = fair.compile_beside([good, bad], args)
+    compiling.wait()
+    assert compiling.successful()  # what fails is told where it is trained
+    assert fair.RunFolder(good, tmp_path).masks.exists()
+    assert fair.RunFolder(good, tmp_path).plan.exists()
 
 
 @pytest.mark.parametrize("table", ["resnet20", "resnet20b", "vgg16", "structured"])

@@ -14,7 +14,8 @@ from prospr.lab.models import build
 from prospr.lab.recipes import Recipe
 from prospr.lab.tasks import segmentation
 from prospr.lab.train import train, train_together, uses_graph
-from prospr.lab.training import CaptureError, EagerTrainer, GraphTrainer, Run
+from prospr.lab.training import CaptureError, EagerTrainer, GraphTrainer, Run, graph
+from prospr.lab.training.aligned import AlignedConv2d
 from prospr.lab.training.flat import ALIGN, Flat
 from prospr.lab.training.numerics import Numerics
 from prospr.lab.training.store import Store, upload
@@ -259,8 +260,6 @@ def test_what_cannot_be_trained_so_is_refused(data):
 
 
 def test_compiled_steps_trace_without_a_break(data, monkeypatch):
-    from prospr.lab.training import graph
-
     monkeypatch.setattr(
         graph, "_compiled", lambda f: torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=False)
     )
@@ -272,6 +271,24 @@ def test_compiled_steps_trace_without_a_break(data, monkeypatch):
     got, _ = GraphTrainer(compiled, compile=True).train()
     assert got.train_losses == pytest.approx(expected.train_losses, rel=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # both networks run the same two
+
+
+def odd(data, device="cpu"):
+    """A run of a network whose channels are no multiple of eight, in bfloat16."""
+    recipe = replace(PLAIN, precision="bf16", channels_last=True, batch_size=100, epochs=1)
+    return make_run(data, recipe=recipe, device=device, network=lambda: build("small_convnet", seed=0, width=13))
+
+
+def test_compiled_convolutions_are_filled_up_to_eight_channels(data, monkeypatch):
+    monkeypatch.setattr(graph, "_compiled", lambda f: torch.compile(f, backend="aot_eager", dynamic=False))
+    torch._dynamo.reset()
+    compiled, plain = GraphTrainer([odd(data)], compile=True), GraphTrainer([odd(data)])
+    kinds = [[type(m) for m in t._lanes[0].model.modules() if isinstance(m, nn.Conv2d)] for t in (compiled, plain)]
+    assert set(kinds[0]) == {AlignedConv2d}
+    assert set(kinds[1]) == {nn.Conv2d}
+    (got,), (expected,) = compiled.train(), plain.train()
+    assert got.train_losses == pytest.approx(expected.train_losses, rel=0.02)
+    assert not any(isinstance(m, AlignedConv2d) for m in compiled.runs[0].model.modules())  # the user's own
 
 
 class Recorded:
@@ -399,6 +416,13 @@ def test_compiled_and_captured(data):
     expected = GraphTrainer(plain).train(data[1])
     for one, other in zip(got, expected, strict=True):
         assert one.train_losses == pytest.approx(other.train_losses, rel=0.02)
+
+
+@pytest.mark.gpu
+def test_compiled_and_captured_with_odd_channels(data):
+    (got,) = GraphTrainer([odd(data, "cuda")], compile=True).train()
+    (expected,) = GraphTrainer([odd(data, "cuda")]).train()
+    assert got.train_losses == pytest.approx(expected.train_losses, rel=0.02)
 
 
 @pytest.mark.gpu

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from prospr.lab.seeds import derive
 from prospr.lab.tasks import Task
+from prospr.lab.training.aligned import aligned
 from prospr.lab.training.flat import Flat, sgd_
 from prospr.lab.training.loop import Trainer
 from prospr.lab.training.narrow import narrowed
@@ -183,6 +184,8 @@ class _Lane:
         self.model = copy.deepcopy(run.model).train()
         if numerics.low and numerics.channels_last:
             narrowed(self.model)
+            if compile:
+                aligned(self.model)
         self.flat = Flat(self.model, numerics, run.recipe, run.masks)
         self.dtype = torch.bfloat16 if numerics.low else self.flat.dtype
         device = numerics.device
