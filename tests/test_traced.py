@@ -5,6 +5,7 @@ rows methods; a cell is a mean, with a deviation, the number of runs or the seed
 `seed=0,1` or another field: of runs that have one of these there. Losses stand as they are, and the lowest is best.
 `minus=ARM`: ARM's accuracy minus the row's, paired by seed, bold where three pairs tell it from zero (Student's t).
 `best=bold`: the best of a column is bold, and nothing else.
+`as=NAME`: a table with a layout of its own; a function of that name in doc_tables.py says what its cells should be.
 """
 
 import json
@@ -13,15 +14,19 @@ import re
 from pathlib import Path
 from statistics import fmean, stdev
 
+import doc_tables
 import pytest
 
 ROOT = Path(__file__).parent.parent
 MARKED = re.compile(r"^<!-- (results/\S+)((?: \w+=\S+)*) -->\n\n((?:\|.*\n)+)", re.M)
-FOUND = [
+EVERY = [
     pytest.param(*match.groups(), id=f"{page.name}-{match[1].removeprefix('results/')}-{number}")
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     for number, match in enumerate(MARKED.finditer(page.read_text()))
 ]
+FOUND = [one for one in EVERY if " as=" not in one.values[1]]
+OTHERS = [one for one in EVERY if " as=" in one.values[1]]
+NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)")
 NAMES = {  # what a row is called in a table -> in the file, where it is not the same in small letters
     "": {
         "ProsPr (default)": "prospr",
@@ -96,6 +101,7 @@ CELL = re.compile(
 def test_there_are_some():
     assert len(FOUND) >= 15
     assert sum("README" in one.id for one in FOUND) == 3
+    assert len(OTHERS) >= 20
 
 
 @pytest.mark.parametrize(("path", "options", "table"), FOUND)
@@ -129,6 +135,29 @@ def test_a_table_says_what_was_measured(path, options, table):
         for share, cells in means.items():
             best = (min if "accuracy" not in runs[0] else max)(cells, key=cells.__getitem__)
             assert [cell for cell in cells if "**" in cell] == [best], share
+
+
+@pytest.mark.parametrize(("path", "options", "table"), OTHERS)
+def test_a_table_of_another_layout_says_what_was_measured(path, options, table):
+    told = getattr(doc_tables, options.partition("as=")[2])
+    header, _, *lines = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in table.splitlines())
+    rows, above, checked = doc_tables.load(path), [], 0
+    for label, *cells in lines:
+        label = re.sub(r"\*\*|`", "", label).removeprefix("- ")
+        texts = dict(zip(header[1:], (cell.replace("**", "") for cell in cells), strict=True))
+        for column, text in texts.items():
+            if not text.strip("- "):
+                continue
+            expected = told(rows, doc_tables.Cell(label, column, text, tuple(above), texts, header[0]))
+            if expected is None:
+                continue
+            said = NUMBER.findall(text)
+            assert len(said) == len(expected), f"{label}, {column}: {text!r} for {expected}"
+            for number, value in zip(said, expected, strict=True):
+                _near(f"{label}, {column}: {text}", number.replace(",", ""), value)
+            checked += 1
+        above.append(label)
+    assert checked
 
 
 def _figures(runs: list[dict], arm: str, share: float, minus: str | None) -> list[float]:
