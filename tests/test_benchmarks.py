@@ -19,7 +19,7 @@ from prospr.lab.runs.making import check
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HERE = ("channels", "fair", "narrower", "stability", "stepping", "torch_pruning_rival", "harness", "scale")
-HERE += ("small_cifar", "small_channels", "small_mlp", "gpt", "screening", "totals", "concentration")
+HERE += ("fair_show", "small_cifar", "small_channels", "small_mlp", "gpt", "screening", "totals", "concentration")
 
 
 def imported(name, monkeypatch):
@@ -318,7 +318,7 @@ def test_weights_kept_are_counted_layer_by_layer(fair, tmp_path, capsys):
     fair.main(["--out", str(out), "--show", "--densities", "--sparsities", "0.5"])
     assert "no pruned network" in capsys.readouterr().out
     before = {"experiment": Experiment("cifar10", "resnet20").to_dict()}  # a line that does not say its image's size
-    assert fair._weights(before)["conv1.weight"] == 3 * 16 * 9
+    assert sys.modules["fair_show"].weights_of(before)["conv1.weight"] == 3 * 16 * 9
 
 
 def test_every_variant_is_measured_and_written(channels, tmp_path, capsys):
