@@ -14,17 +14,19 @@ structured  whole channels of VGG-19, taken out before the training: 80, 90 and 
 
 DIR holds cifar-10-batches-bin. A line a run is added to the file, and a run that has a line is not run again, so that
 many short sessions on a borrowed GPU make one table. The most wanted runs come first: seed by seed, high sparsities
-before low ones. No group of runs is begun that would not end within `--minutes`, by what such runs in the file took. A
-plan has such wishes in a line each, `--table vgg16 --arms snip --seeds 1 --out vgg.jsonl`, words added to those of the
-command; all are scored first, then trained in that order. Runs are `prospr run`'s own; the line has the experiment, so
-`prospr run` makes any of them anew. The structured table's networks have a shape each, and to compile nine takes
-minutes: with `--compile` and several `--scorers` that is done in processes of their own while other groups train, and
-without them not at all. Without a GPU it is a small version on the embedded digits.
+before low ones. No group of runs is begun that would not end within `--minutes`, by what such runs in the file took,
+and one that turns out to end later is called off, for the sake of those behind it. A plan has such wishes in a line
+each, `--table vgg16 --arms snip --seeds 1 --out vgg.jsonl`, words added to those of the command; all are scored first,
+then trained in that order. Runs are `prospr run`'s own; the line has the experiment, so `prospr run` makes any of them
+anew. The structured table's networks have a shape each, and to compile nine takes minutes: with `--compile` and several
+`--scorers` that is done in processes of their own while other groups train, and without them not at all. Without a GPU
+it is a small version on the embedded digits.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import shlex
 import sys
 import time
@@ -204,7 +206,7 @@ def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
     for place, group in enumerate(groups):
         wish, experiments = group[0][0], [one for _, _, one in group]
         spent, start = time.perf_counter() - began, time.perf_counter()
-        takes = took.get(_kind(wish)) or len(group) * seconds_a_run(wish) or wish.group_minutes * 60
+        takes = len(group) * (took.get(_kind(wish)) or seconds_a_run(wish)) or wish.group_minutes * 60
         if spent + takes > args.minutes * 60:
             print(f"{len(group)} runs are left out; they take {takes:.0f} s, and {spent:.0f} are spent", flush=True)
             continue
@@ -219,11 +221,16 @@ def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
         if not alike and compiling is not None:
             compiling.wait()
             print(f"  [{time.perf_counter() - start:.0f} s] compiled by processes of their own", flush=True)
-        told = tell(start, results=wish.split == "test")
+        told = tell(start, wish.split == "test", began + args.minutes * 60)
         compiled = args.compile and (alike or compiling is not None)
         options = Options(root=args.root, save_every=1e9, compile=compiled)
-        results = run_many(experiments, args.folder, device, told, together=wish.together, options=options)
-        took[_kind(wish)] = time.perf_counter() - start  # the first of a kind compiles too, the next ones do not
+        try:
+            results = run_many(experiments, args.folder, device, told, together=wish.together, options=options)
+        except CalledOff as late:
+            took[_kind(wish)] = late.seconds / len(group)
+            print(f"{len(group)} runs are called off: they would take {late.seconds:.0f} s", flush=True)
+            continue
+        took[_kind(wish)] = (time.perf_counter() - start) / len(group)  # the first of a kind compiles too, others not
         rows = {row.run: row for row in load(args.folder)}
         for (wish, arm, one), result in zip(group, results, strict=True):
             if one.identity not in rows:
@@ -291,15 +298,29 @@ def line_of(arm: str, row: Row, result: RunResult) -> dict:
     return line
 
 
-def tell(start: float, results: bool = True):
-    """Print how a group goes, at most every twenty seconds; without `results`, no accuracy on the test images."""
-    last = start
+class CalledOff(BaseException):
+    """A group of runs would end too late, after so many seconds. No `Exception`: those are failures of one run."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+def tell(start: float, results: bool = True, end: float = math.inf):
+    """Print how a group goes, every twenty seconds, and call it off where it would not be done at `end`; without
+    `results`, no accuracy on the test images."""
+    last, before = start, 0.0
 
     def told(done: float, total: int, text: str) -> None:
-        nonlocal last
-        if time.perf_counter() - last > 20:
-            last = time.perf_counter()
-            print(f"  [{last - start:.0f} s] {done:.2f} of {total} runs{f'; {text}' if results else ''}", flush=True)
+        nonlocal last, before
+        now = time.perf_counter()
+        if now - last > 20:
+            print(f"  [{now - start:.0f} s] {done:.2f} of {total} runs{f'; {text}' if results else ''}", flush=True)
+            if before and done > before:  # from the second time on: to compile and to capture comes before the first
+                done_at = now + (total - done) * (now - last) / (done - before)
+                if done_at > end:
+                    raise CalledOff(done_at - start)
+            last, before = now, done
 
     return told
 

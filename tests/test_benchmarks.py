@@ -170,6 +170,32 @@ def test_what_runs_took_says_what_a_group_will_take(fair, tmp_path, monkeypatch,
     assert given == [True, True, True, False]  # networks of a shape each are not compiled one after the other
 
 
+def test_a_group_that_would_end_too_late_is_called_off_for_the_next(fair, tmp_path, monkeypatch, capsys):
+    clock, given = [0.0], []
+
+    def running(experiments, folder, device, told, **rest):
+        given.append([one.method for one in experiments])
+        if experiments[0].method == "synflow":  # half a minute to begin, and two minutes a run
+            for done in (0.0, 0.1, 0.3, 0.5):
+                clock[0] += 30
+                told(done, 1, "")
+            raise AssertionError("not called off")
+        return run_many(experiments, folder, device, told, **rest)
+
+    run_many = fair.run_many
+    monkeypatch.setattr(fair, "run_many", running)
+    monkeypatch.setattr(fair.time, "perf_counter", lambda: clock[0])
+    out, plan = tmp_path / "fair.jsonl", tmp_path / "plan.txt"
+    plan.write_text("--arms synflow\n--arms snip --together 7\n--arms synflow --seeds 1\n")
+    words = ["--folder", str(tmp_path / "runs"), "--out", str(out), "--epochs", "1", "--sparsities", "0.5"]
+    fair.main([*words, "--plan", str(plan), "--minutes", "3"])
+    shown = capsys.readouterr().out
+    assert "1 runs are called off: they would take 195 s" in shown  # 90 s so far, and 0.7 runs of 150 s
+    assert "1 runs are left out; they take 195 s, and 90 are spent" in shown  # of the same kind
+    assert given == [["synflow"], ["snip"]]
+    assert [json.loads(line)["arm"] for line in out.read_text().splitlines()] == ["snip"]
+
+
 def test_networks_of_a_shape_each_are_compiled_beside_others_that_train(fair, tmp_path, monkeypatch):
     happened = []
 
