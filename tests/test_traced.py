@@ -4,6 +4,7 @@ A comment above such a table names the file: `<!-- results/fair_resnet20.jsonl -
 rows methods; a cell is a mean, with a deviation, the number of runs or the seeds' own figures where they are given.
 `seed=0,1` or another field: of runs that have one of these there. Losses stand as they are, and the lowest is best.
 `minus=ARM`: ARM's accuracy minus the row's, paired by seed, bold where three pairs tell it from zero (Student's t).
+`over=ARM`: the row's accuracy minus ARM's, likewise.
 `best=bold`: the best of a column is bold, and nothing else.
 `as=NAME`: a table with a layout of its own; a function of that name in doc_tables.py says what its cells should be.
 """
@@ -109,25 +110,27 @@ def test_a_table_says_what_was_measured(path, options, table):
     asked = dict(option.split("=") for option in options.split())
     runs = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
     for key, values in asked.items():
-        if key not in ("minus", "best"):
+        if key not in ("minus", "over", "best"):
             runs = [run for run in runs if str(run[key]).lower() in values.split(",")]
     header, _, *lines = ([cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines())
     shares = [float(share) / 100 for share in re.findall(r"([\d.]+) %", " ".join(header[1:]))]
     assert len(shares) == len(header) - 1
     means: dict[float, dict[str, float]] = {}
+    other = asked.get("minus", asked.get("over"))
     for label, *cells in lines:
         if label.startswith(("*literature*", "FLOPs")):
             continue
         name = label.replace("**", "").removeprefix("- ")
         arm = (NAMES[""] | NAMES.get(Path(path).stem, {})).get(name, name.lower())
         for share, cell in zip(shares, cells, strict=True):
-            found = _figures(runs, arm, share, asked.get("minus"))
+            found = _figures(runs, arm, share, other)
+            found = [-gap for gap in found] if "over" in asked else found
             text = cell.replace("**", "")
             assert bool(text.strip("- ")) <= bool(found), f"{label}, {share}: {cell!r}, and no run of {arm!r}"
             if text.strip("- "):
                 _check(f"{label}, {share}: {cell}", text, found)
                 means.setdefault(share, {})[cell] = fmean(found)
-                if "minus" in asked and len(found) == 3:
+                if other is not None and len(found) == 3:
                     told = abs(fmean(found)) > 4.303 * stdev(found) / math.sqrt(3)
                     assert told == ("**" in cell), f"{label}, {share}: {cell}"
     assert means
