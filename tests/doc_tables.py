@@ -344,6 +344,20 @@ def costs(rows, cell: Cell):
     return [found["steps"] if cell.column == "training steps" else found["gib"] / found["step_gib"]]
 
 
+def costs_in_short(rows, cell: Cell):
+    """Of every method that the row names."""
+    if "cost" not in cell.column:
+        return None
+    named = re.findall(r'"([\w-]+)"', cell.row)
+    steps = [having(rows, method=name)[0]["steps"] for name in named]
+    if "of which" in cell.text:
+        return [*steps, steps[0] - 4 * 3]  # 4 training steps for each of 3
+    if cell.text == "0":
+        assert len({round(each, 1) for each in steps}) == 1
+        return steps[:1]
+    return steps
+
+
 def inner_lr(rows, cell: Cell):
     name = re.sub(r" = |=", " ", cell.row.replace("M = ", "M=").removesuffix(" (literal)").removesuffix(" (M = 0)"))
     name = {"0.1": "lr 0.1", "SNIP (M 0)": "snip", "SNIP (M=0)": "snip"}.get(name, name).replace("M 10", "M=10")

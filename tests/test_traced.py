@@ -1,4 +1,4 @@
-"""Tables of the README and the docs that name a file of results/ say what is in it.
+"""What README and docs say of a file of results/ is what is in it.
 
 A comment above such a table names the file: `<!-- results/fair_resnet20.jsonl -->`. Its columns are sparsities, its
 rows methods; a cell is a mean, with a deviation, the number of runs or the seeds' own figures where they are given.
@@ -7,6 +7,9 @@ rows methods; a cell is a mean, with a deviation, the number of runs or the seed
 `over=ARM`: the row's accuracy minus ARM's, likewise.
 `best=bold`: the best of a column is bold, and nothing else.
 `as=NAME`: a table with a layout of its own; a function of that name in doc_tables.py says what its cells should be.
+
+Running text of the README with a measured number ends with such a comment too,
+`<!-- results/gpt_cpu.jsonl says=gpt -->`; a function of that name in doc_prose.py says what its numbers should be.
 """
 
 import json
@@ -15,6 +18,7 @@ import re
 from pathlib import Path
 from statistics import fmean, stdev
 
+import doc_prose
 import doc_tables
 import pytest
 
@@ -27,7 +31,13 @@ EVERY = [
 ]
 FOUND = [one for one in EVERY if " as=" not in one.values[1]]
 OTHERS = [one for one in EVERY if " as=" in one.values[1]]
+BAR = re.compile(r"(?<!\\)\|")
 NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)")
+PROSE = re.sub(r"^```.*?^```|^\|.*?$|^#.*?$", "", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+PARAGRAPHS = [text for text in re.split(r"\n\s*\n|^\* ", PROSE, flags=re.M) if text]
+SAID = re.compile(r"<!-- ((?:results/\S+ )+)says=(\w+) -->\s*$")
+NO_MEASUREMENT = re.compile(r"`[^`]*`|<!--.*?-->|\]\(.*?\)|\b(?:Python|PyTorch|Version) [\d.]+\b", re.S)
+ALONE = re.compile(rf"(?<![\w.^-]){NUMBER.pattern}(?!\w)")
 NAMES = {  # what a row is called in a table -> in the file, where it is not the same in small letters
     "": {
         "ProsPr (default)": "prospr",
@@ -143,7 +153,7 @@ def test_a_table_says_what_was_measured(path, options, table):
 @pytest.mark.parametrize(("path", "options", "table"), OTHERS)
 def test_a_table_of_another_layout_says_what_was_measured(path, options, table):
     told = getattr(doc_tables, options.partition("as=")[2])
-    header, _, *lines = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in table.splitlines())
+    header, _, *lines = ([cell.strip() for cell in BAR.split(line.strip()[1:-1])] for line in table.splitlines())
     rows, above, checked = doc_tables.load(path), [], 0
     for label, *cells in lines:
         label = re.sub(r"\*\*|`", "", label).removeprefix("- ")
@@ -161,6 +171,27 @@ def test_a_table_of_another_layout_says_what_was_measured(path, options, table):
             checked += 1
         above.append(label)
     assert checked
+
+
+def test_paragraphs_of_the_readme_with_a_measured_number_name_a_file():
+    unnamed = [text for text in PARAGRAPHS if re.search(r"\d\.\d", _numbers_in(text)) and not SAID.search(text)]
+    assert not unnamed
+    assert len(PARAGRAPHS) > 20
+
+
+@pytest.mark.parametrize("text", [p for p in PARAGRAPHS if SAID.search(p)], ids=lambda text: SAID.search(text)[2])
+def test_a_paragraph_of_the_readme_says_what_was_measured(text):
+    files, name = SAID.search(text).groups()
+    assert all((ROOT / file).exists() for file in files.split())
+    expected, said = doc_prose.SAID[name](), ALONE.findall(_numbers_in(text))
+    assert len(said) == len(expected), f"{said} for {expected}"
+    for number, value in zip(said, expected, strict=True):
+        if value is not None:
+            _near(f"{name}: {number}", number.replace(",", ""), value)
+
+
+def _numbers_in(text: str) -> str:
+    return NO_MEASUREMENT.sub("", text)
 
 
 def _figures(runs: list[dict], arm: str, share: float, minus: str | None) -> list[float]:

@@ -1,0 +1,146 @@
+"""What was measured behind the running text of the README: a function a paragraph.
+
+The comment that ends such a paragraph, `<!-- results/gpt_cpu.jsonl says=gpt -->`, names the file and the function. It
+gives every number of the paragraph, in order: what it should be by the runs, or, of a number that tells which runs are
+meant, the number itself; None for one that was not measured here. A claim in words beside them is asserted.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from statistics import fmean, stdev
+from typing import Any
+
+from doc_tables import ROOT, having, load
+
+RESNET20, VGG16 = "results/fair_resnet20.jsonl", "results/fair_vgg16.jsonl"
+CHANNELS, TRAINING, GPT = "results/fair_structured.jsonl", "results/training_h200.json", "results/gpt_cpu.jsonl"
+FIVE = (73.8, 89.3, 95.6, 97.2, 98.2)
+DATA_METHODS = ("snip", "synflow", "grasp", "force")
+Said = list[float | None]
+
+
+def whole(path: str) -> Any:
+    return json.loads((ROOT / path).read_text())
+
+
+def reached(path: str, arm: str, share: float, **fields: Any) -> dict[int, float]:
+    """{seed: accuracy in percent}."""
+    rows = having(load(path), arm=arm, sparsity=round(share / 100, 6), error=None, **fields)
+    return {row["seed"]: 100 * row["accuracy"] for row in rows}
+
+
+def ahead(path: str, arm: str, other: str, share: float) -> list[float]:
+    """Of the seeds that both have: what `arm` has more than `other`."""
+    mine, theirs = reached(path, arm, share), reached(path, other, share)
+    return [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+
+
+def shown(gaps: list[float]) -> bool:
+    """Whether the 95 % interval of the mean leaves zero out (Student's t)."""
+    t = {2: 12.706, 3: 4.303, 5: 2.776}[len(gaps)]
+    return abs(fmean(gaps)) > t * stdev(gaps) / math.sqrt(len(gaps))
+
+
+def dense() -> Said:
+    (run,) = (one["accuracy"] for one in whole(TRAINING)["accuracy"] if one["accuracy"]["network"] == "resnet20")
+    found = run["test_accuracy"]
+    assert len(found) == 4
+    return [run["epochs"], fmean(found), stdev(found)]
+
+
+def resnet20() -> Said:
+    most = max(fmean(ahead(RESNET20, "prospr", other, share)) for other in DATA_METHODS for share in FIVE)
+    assert all(fmean(ahead(RESNET20, "prospr", other, share)) > 0 for other in DATA_METHODS for share in FIVE)
+    over_ntk = {share: ahead(RESNET20, "prospr", "ntk-sap", share) for share in FIVE}
+    assert [share for share, gaps in over_ntk.items() if fmean(gaps) < 0] == [97.2]
+    assert not any(shown(gaps) for gaps in over_ntk.values())
+    high = FIVE[2:]
+    assert all(fmean(ahead(RESNET20, other, "erk", share)) < 0 for other in DATA_METHODS for share in high)
+    over_erk = [fmean(ahead(RESNET20, arm, "erk", share)) for arm in ("prospr", "ntk-sap") for share in high]
+    return [most, 97.2, -fmean(over_ntk[97.2]), min(over_erk), max(over_erk), 95.6]
+
+
+def vgg() -> Said:
+    means = {
+        share: {arm: fmean(found.values()) for arm in ("prospr", "snip", "ntk-sap", "synflow") if (found := of(arm))}
+        for share, of in ((share, lambda arm, share=share: reached(VGG16, arm, share)) for share in (89.3, 95.6, 98.2))
+    }
+    assert all(max(found, key=found.__getitem__) == "prospr" for found in means.values())
+    over_snip = [ahead(VGG16, "prospr", "snip", share) for share in means]
+    assert not any(shown(gaps) for gaps in over_snip)
+    by = sorted(fmean(gaps) for gaps in over_snip)
+    over_3sp = {share: ahead(CHANNELS, "prospr, channels", "3sp", share) for share in (80, 90, 95)}
+    assert not any(shown(gaps) for gaps in over_3sp.values())
+    flops = {
+        arm: fmean(row["sizes"]["trained_flops"] for row in having(load(CHANNELS), arm=arm, sparsity=0.95))
+        for arm in ("prospr, channels", "3sp")
+    }
+    fewer = 100 * (1 - flops["prospr, channels"] / flops["3sp"])
+    gaps = {share: fmean(found) for share, found in over_3sp.items()}
+    return [by[0], by[-1], -gaps[80], -gaps[90], 80, 90, gaps[95], 95, fewer]
+
+
+def gpt() -> Said:
+    def losses(arm: str, tied: bool) -> list[float]:
+        found = [row["loss"] for row in having(load(GPT), arm=arm, tied=tied, sparsity=0.9)]
+        assert len(found) == 5
+        return found
+
+    untied = [losses(arm, tied=False) for arm in ("prospr", "random, balanced", "snip")]
+    tied = [fmean(losses(arm, tied=True)) for arm in ("prospr", "random, balanced")]
+    return [90, *(number for found in untied for number in (fmean(found), stdev(found))), *tied]
+
+
+def published() -> Said:
+    (paper,), (code,) = (reached(RESNET20, f"prospr{of}", 98.2, seed=0).values() for of in (PAPER, "-published"))
+    (run,) = having(load(RESNET20), arm="prospr-published", sparsity=0.982, seed=0)
+    empty = sum(not kept for kept in run["layers"].values())
+    assert empty == 7
+    shuffled = list(reached(RESNET20, "prospr: shuffled", 98.2).values())
+    return [paper, 98.2, code, reached(RESNET20, "snip", 98.2)[0], fmean(shuffled), stdev(shuffled), 98.2]
+
+
+PAPER = ", one shot, lr 0.1"
+
+
+def literature() -> Said:
+    best = dict(zip(FIVE, (90.5, 87.9, 83.9, 81.3, 77.7), strict=True))
+    other = {share: reached("results/fair_resnet20b.jsonl", "prospr", share)[0] for share in FIVE}
+    ours = {share: max(fmean(reached(RESNET20, "prospr", share).values()), other[share]) for share in FIVE}
+    missed = [best[share] - ours[share] for share in FIVE if ours[share] < best[share]]
+    assert [share for share in FIVE if ours[share] >= best[share]] == [98.2]
+    return [*best.values(), 98.2, other[98.2], min(missed), max(missed)]
+
+
+def demo() -> Said:
+    rows = [row for row in load("results/demo_cpu.csv") if row["method"] != "prospr-one-shot"]  # added to its runs
+    assert {row["method"] for row in rows} == {"dense", "prospr", "snip", "magnitude", "random"}
+    assert len({row["sparsity"] for row in rows if row["sparsity"]}) == 3
+    return [len(rows)]
+
+
+def many() -> Said:
+    (run,) = having(load("results/scale_h200.json"), store="device", steps=100)
+    assert (run["network"], run["batch"]) == ("resnet50", 256)
+    return [run["batch"], run["seconds"], run["peak_gib"], None]
+
+
+def step() -> Said:
+    kernels = whole("results/narrow_h200.json")["training"]["by blocks of pixels"]
+    (plain,) = (row["ms_per_step"] for row in having(load(TRAINING), network="resnet20", way="plain")[-1:])
+    epochs, mean, deviation = dense()
+    return [256, kernels["1"], kernels["8"], plain, epochs, mean, deviation, 4]
+
+
+def rival() -> Said:
+    rows = having(load("results/metagrad_cpu.json"), steps=30)
+    ours, public = having(rows, engine="reverse"), having(rows, engine="public")
+    ours_steps, public_steps = ([row["steps_time"] for row in found] for found in (ours, public))
+    assert len(ours_steps) == 2
+    return [30, fmean(row["peak_gib"] for row in ours), public[0]["peak_gib"], fmean(ours_steps), *sorted(public_steps)]
+
+
+SAID: dict[str, Callable[[], Said]] = {
+    one.__name__: one for one in (dense, resnet20, vgg, gpt, published, literature, demo, many, step, rival)
+}
