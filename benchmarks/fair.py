@@ -11,6 +11,7 @@ structured  whole channels of VGG-19, taken out before the training: 80, 90 and 
     python benchmarks/fair.py --out results/fair_resnet20.jsonl --show --figure docs/images/fair_resnet20.png
     python benchmarks/fair.py --root DIR --out tried.jsonl --split validation --epochs 30     # to choose settings by
     python benchmarks/fair.py --root DIR --plan FILE --minutes 25 --scorers 12 --compile      # one session, many wishes
+    python benchmarks/fair.py --plan benchmarks/fair.plan --show                  # what is left of the whole benchmark
 
 DIR holds cifar-10-batches-bin. A line a run is added to the file, and a run that has a line is not run again, so that
 many short sessions on a borrowed GPU make one table. The most wanted runs come first: seed by seed, high sparsities
@@ -20,7 +21,7 @@ each, `--table vgg16 --arms snip --seeds 1 --out vgg.jsonl`, words added to thos
 then trained in that order. Runs are `prospr run`'s own; the line has the experiment, so `prospr run` makes any of them
 anew. The structured table's networks have a shape each, and to compile nine takes minutes: with `--compile` and several
 `--scorers` that is done in processes of their own while other groups train, and without them not at all. Without a GPU
-it is a small version on the embedded digits.
+it is a small version on the embedded digits, unless `--full` says otherwise.
 """
 
 import argparse
@@ -30,7 +31,8 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.pool import AsyncResult
@@ -51,6 +53,7 @@ from prospr.lab.runs.files import locked
 from prospr.lab.runs.folder import RunFolder
 from prospr.lab.runs.making import Loader
 from prospr.lab.runs.work import Work
+from prospr.lab.show import show_table
 from prospr.lab.train import trainer_for
 
 BALANCED = {"scope": "balanced", "rounds": 20, "redraw": True}
@@ -136,7 +139,9 @@ def main(words: list[str] | None = None) -> None:
     args = _arguments(words)
     if args.plan:
         planned = [shlex.split(line, comments=True) for line in Path(args.plan).read_text().splitlines()]
-        measure(args, [_arguments([*words, *line]) for line in planned if line])
+        whole = ["--full"] if args.show else []
+        wishes = [_arguments([*words, *whole, *line]) for line in planned if line]
+        print(show_table(progress(wishes))) if args.show else measure(args, wishes)
         return
     if not args.show:
         measure(args, [args])
@@ -151,9 +156,9 @@ def main(words: list[str] | None = None) -> None:
 
 def wanted(args) -> list[tuple[str, Experiment]]:
     """What is to be run, the most wanted first."""
-    whole, gpu = TABLES[args.table], torch.cuda.is_available()
-    sparsities = args.sparsities or (whole.sparsities if gpu else [0.8])
-    arms = args.arms or (whole.arms if gpu else [DENSE, whole.baseline])
+    whole = TABLES[args.table]
+    sparsities = args.sparsities or (whole.sparsities if args.full else [0.8])
+    arms = args.arms or (whole.arms if args.full else [DENSE, whole.baseline])
     data = Data(validation=0.1 if args.split == "validation" else 0.0)
     training = Training(epochs=args.epochs)
     like = {"recipe": whole.recipe, "settings": whole.settings} if args.network == whole.network else {}
@@ -176,6 +181,28 @@ def measured(args) -> list[dict]:
     return [line for line in every if line.get("table", "resnet20") == args.table]
 
 
+def missing(wishes: Sequence[argparse.Namespace]) -> Iterator[tuple[argparse.Namespace, str, Experiment]]:
+    """The runs that have no line yet, each once, in the order of the wishes."""
+    known: set[str] = set()
+    for wish in wishes:
+        known |= {line["run"] for line in measured(wish)}
+        for arm, one in wanted(wish):
+            if one.identity not in known:
+                known.add(one.identity)
+                yield wish, arm, one
+
+
+def progress(wishes: Sequence[argparse.Namespace]) -> list[dict[str, str]]:
+    """How many runs of each wish have no line yet, and about how long they take side by side, scoring left out."""
+    left, rows = Counter(id(wish) for wish, _, _ in missing(wishes)), []
+    for wish in wishes:
+        minutes, arms = left[id(wish)] * seconds_a_run(wish) / 60, shlex.join(wish.arms or ["all arms"])
+        named = f"{wish.table}, {wish.split}, {wish.epochs} epochs: {arms}"
+        rows.append({"left": f"{left[id(wish)]}", "of": f"{len(wanted(wish))}", "minutes": f"{minutes:.0f}", "": named})
+    every = {one.identity for wish in wishes for _, one in wanted(wish)}
+    return [*rows, {"left": f"{left.total()}", "of": f"{len(every)}", "minutes": "", "": "all"}]
+
+
 def seconds_a_run(wish) -> float:
     """What a run of this kind took, by the last line of one; 0 where there is none. Runs side by side share a time."""
     alike = [
@@ -194,13 +221,7 @@ def measure(args, wishes: Sequence[argparse.Namespace]) -> None:
     """Run what has no line yet, as far as the time goes, wish by wish; a line a run is added to the wish's file."""
     device = choose_device(None)
     print(f"torch {torch.__version__}, {machine(device.type)}", flush=True)
-    left: dict[str, tuple[argparse.Namespace, str, Experiment]] = {}
-    for wish in wishes:
-        done = {line["run"] for line in measured(wish)}
-        for arm, one in wanted(wish):
-            if one.identity not in done:
-                left.setdefault(one.identity, (wish, arm, one))
-    groups = grouped(list(left.values()))
+    groups = grouped(list(missing(wishes)))
     began, took = time.perf_counter(), {}
     ahead, scored, compiling = len(groups) if args.plan else args.ahead, 0, None
     for place, group in enumerate(groups):
@@ -326,7 +347,7 @@ def tell(start: float, results: bool = True, end: float = math.inf):
 
 
 def _arguments(words: list[str]) -> argparse.Namespace:
-    gpu = torch.cuda.is_available()
+    gpu = torch.cuda.is_available() or "--full" in words
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n    python")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -356,7 +377,10 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "--group-minutes", type=float, default=0.0, help="what a first group takes, where the file has none like it"
     )
     parser.add_argument("--out", default="fair.jsonl", help="a line of JSON a run is added to this file")
-    parser.add_argument("--show", action="store_true", help="print the table of the file and run nothing")
+    parser.add_argument("--full", action="store_true", default=gpu, help="the whole table; the default on a GPU")
+    parser.add_argument(
+        "--show", action="store_true", help="print the table of the file, or what is left of --plan, and run nothing"
+    )
     parser.add_argument("--baseline", metavar="ARM", help="what the others are compared with; by default the table's")
     parser.add_argument("--figure", help="draw what is above the baseline, and by how much, into this file")
     parser.add_argument(

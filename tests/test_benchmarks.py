@@ -108,8 +108,28 @@ def test_the_plan_of_the_whole_benchmark(fair):
     wishes = [fair._arguments(line) for line in lines if line]
     assert {wish.table for wish in wishes} == set(fair.TABLES)
     for wish in wishes:
-        assert len(fair.wanted(wish)) == len(wish.arms)
-        assert wish.out == f"results/fair_{wish.table}.jsonl"
+        assert len(fair.wanted(wish)) == len(wish.arms) * len(wish.seeds)
+        assert wish.out == f"results/{'fair' if wish.split == 'test' else 'screening_methods'}_{wish.table}.jsonl"
+
+
+def test_what_is_left_of_a_plan(fair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fair, "measure", None)  # nothing is run
+    out, plan = tmp_path / "fair.jsonl", tmp_path / "plan.txt"
+    lines = [
+        f"--arms snip erk --sparsities 0.9 0.95 --out {out}",
+        f"--arms snip 'random, balanced' --sparsities 0.95 --epochs 9 --out {out}",
+        f"--arms erk magnitude --sparsities 0.95 --out {out}",  # erk is in the first line
+    ]
+    plan.write_text("\n".join(lines))
+    wish = fair._arguments(["--full", "--seeds", "0", *shlex.split(lines[0])])
+    done = [{"run": one.identity, "train_seconds": 90.0} for _, one in fair.wanted(wish)[:1]]
+    same = {"split": "test", "network": "resnet20", "dataset": "cifar10", "experiment": {"training": {"epochs": 200}}}
+    out.write_text("".join(json.dumps(line | same) + "\n" for line in done))
+    fair.main(["--plan", str(plan), "--show", "--seeds", "0"])
+    shown = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line[:2] for line in shown] == [["3", "4"], ["2", "2"], ["1", "2"], ["6", "7"]]
+    assert [line[2] for line in shown[:3]] == ["4", "0", "2"]  # 90 s a run; of nine epochs none is known
+    assert shown[1][3] == "resnet20, test, 9 epochs: snip 'random, balanced'"
 
 
 def test_a_plan_is_scored_at_once_and_trained_line_by_line(fair, tmp_path, monkeypatch, capsys):
