@@ -52,7 +52,7 @@ def train(
     engine: "graph" makes the whole step one CUDA graph, "eager" is plain PyTorch. "auto" is "graph" on a GPU, and
         "eager" on a CPU, for a few hundred steps, for augmentation other than CropFlip, and for networks that cannot be
         captured.
-    compile: with "graph", use torch.compile as well: quicker after a minute or so.
+    compile: with "graph", use torch.compile as well: quicker after most of a minute.
 
     >>> from prospr.lab.data import digits
     >>> from prospr.lab.models import build
