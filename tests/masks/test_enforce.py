@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from masks.training import OPTIMIZERS, STEPS, assert_held, assert_same, batch, mlp, random_masks, train, weights
 from torch import nn
 
+from prospr.errors import MaskError
+
 # Every optimizer of torch.optim that takes dense gradients, with settings that move a weight whose gradient is zero.
 EVERY = {
     **OPTIMIZERS,
@@ -243,3 +245,51 @@ def test_a_frozen_layer_that_thaws():
     model[0].weight.requires_grad_(True)
     train(model, OPTIMIZERS["sgd"](model.parameters()), steps=20)
     assert_held(model, masks, before)
+
+
+def test_a_parameter_that_the_user_replaces():
+    model = mlp()
+    masks = random_masks(model)
+    masks.apply(model)
+    model[0].weight = nn.Parameter(torch.ones(8, 6))
+    before = weights(model)
+    train(model, OPTIMIZERS["sgd"](model.parameters()), steps=20)
+    assert_held(model, masks, before)
+
+
+@pytest.mark.parametrize("normed", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_weight_that_is_computed_from_now_on_is_an_error(normed):
+    """weight_norm makes two parameters of the weight, which no mask is on."""
+    model, other = mlp(), mlp()
+    random_masks(model).apply(model)
+    normed(model[0])
+    before = weights(model)
+    with pytest.raises(MaskError, match=r"Linear\.weight: .* put it on before the pruning"):
+        train(model, OPTIMIZERS["sgd"](model.parameters()), steps=1)
+    assert_same(weights(model), before)
+    train(other, OPTIMIZERS["sgd"](other.parameters()), steps=1)  # nothing of its is masked
+
+
+def test_masks_of_torch_on_top_are_an_error():
+    """They have the same name."""
+    model = mlp()
+    random_masks(model).apply(model)
+    torch.nn.utils.prune.identity(model[0], "weight")
+    with pytest.raises(MaskError, match=r"^Linear\.weight: the buffer weight_mask .* masks\.to_torch"):
+        train(model, OPTIMIZERS["sgd"](model.parameters()), steps=1)
+
+
+@pytest.mark.parametrize("put_on", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_a_weight_that_is_computed_from_the_masked_one(put_on):
+    model = mlp()
+    masks = random_masks(model)
+    masks.apply(model)
+    put_on(model[0])
+    model.eval()  # spectral_norm's own vectors rest
+    before = model[0].weight.detach().clone()
+    train(model, OPTIMIZERS["sgd"](model.parameters()), steps=20)
+    model(batch(0)[0])  # the old ones compute it while they run
+    now, kept = model[0].weight, masks["0.weight"]
+    assert not now[~kept].any()
+    assert bool((now[kept] != before[kept]).any())

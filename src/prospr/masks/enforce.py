@@ -8,11 +8,11 @@ may hold momentum from before the pruning) and after each load_state_dict the pr
 
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from prospr.errors import MaskError
@@ -59,8 +59,13 @@ class Guard:
 
     @property
     def mask(self) -> Tensor:
-        buffer = self.module._buffers[f"{self.attribute}_mask"]  # looked up each time: .to(device) replaces it
-        return cast(Tensor, buffer)
+        buffer = self.module._buffers.get(f"{self.attribute}_mask")  # looked up each time: .to(device) replaces it
+        if buffer is None or buffer.dtype != torch.bool:
+            raise MaskError(
+                f"{type(self.module).__name__}.{self.attribute}: the buffer {self.attribute}_mask was prospr's and is "
+                "another's now (torch.nn.utils.prune was put on after the pruning); masks.to_torch(model) hands over"
+            )
+        return buffer
 
     def __call__(self, grad: Tensor) -> Tensor:
         if grad.is_sparse:  # of an embedding with sparse=True: the rows that were looked up
@@ -91,12 +96,23 @@ class Guard:
 
     @property
     def replaced(self) -> bool:
-        """Whether the module has another parameter by now: load_state_dict(assign=True), fully_shard.
+        """Whether the module has another parameter by now: load_state_dict(assign=True), an assignment, fully_shard.
 
         FSDP2 puts the whole weight into the module for as long as it computes with it; the shard stays the parameter.
         """
-        now = self.module._parameters[self.attribute]
-        return now is not self.parameter and (is_shard(now) or not is_shard(self.parameter))
+        now = self.module._parameters.get(self.attribute)
+        if now is self.parameter or not isinstance(now, nn.Parameter):
+            return False
+        return is_shard(now) or not is_shard(self.parameter)
+
+    @property
+    def bereft(self) -> bool:
+        """Whether the module has no such parameter any more: its weight is computed from others now.
+
+        Where it is computed from the very parameter (spectral_norm, torch.nn.utils.prune), the mask holds on that.
+        """
+        here = self.attribute in self.module._parameters
+        return not here and all(p is not self.parameter for p in self.module.parameters())
 
     def release(self) -> None:
         _guarded.pop(self.parameter, None)
@@ -251,24 +267,36 @@ def _after_load(module: nn.Module, _: Any) -> None:
         guard.zero()
 
 
-def _take_over_replaced() -> None:
-    for reference in list(_guarded.values()):
-        guard = reference()
-        if guard is not None and guard.replaced:
-            guard.zero()
+def _guards() -> list[Guard]:
+    found = [reference() for reference in list(_guarded.values())]
+    return [guard for guard in found if guard is not None]
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for guard in _guards():
+        if guard.bereft and {id(p) for p in guard.module.parameters()} & {id(p) for p in _trained(optimizer)}:
+            raise MaskError(
+                f"{type(guard.module).__name__}.{guard.attribute}: there is a mask on this parameter, and it is no "
+                "parameter any more (weight_norm or another parametrization was put on after the pruning), so what is "
+                "pruned would come back; put it on before the pruning"
+            )
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if len(_guarded):
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                reference = _guarded.get(p)
-                if reference is None and is_shard(p):  # sharded after the masks were put on
-                    _take_over_replaced()
-                    reference = _guarded.get(p)
-                guard = reference() if reference is not None else None
-                if guard is not None:
-                    guard.zero()
+        for guard in _guards():
+            if guard.replaced:
+                guard.zero()
+        for p in _trained(optimizer):
+            reference = _guarded.get(p)
+            guard = reference() if reference is not None else None
+            if guard is not None:
+                guard.zero()
 
 
+def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)
