@@ -26,6 +26,7 @@ OPTIMIZERS = {
     "momentum": SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
     "nesterov": SGD(lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.02),
     "dampening": SGD(lr=0.1, momentum=0.9, dampening=0.3),
+    "dampening-of-one": SGD(lr=0.1, momentum=0.9, dampening=1.0),
     "published": SGD(lr=0.5, momentum=0.9, detach_first=True),
     "published-nesterov": SGD(lr=0.1, momentum=0.9, nesterov=True, detach_first=True),
     "adam": Adam(lr=0.01, weight_decay=0.1, eps=1e-3),

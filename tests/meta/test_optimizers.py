@@ -15,6 +15,11 @@ TWINS = {
         torch.optim.SGD,
         {"lr": 0.2, "momentum": 0.9, "dampening": 0.4, "weight_decay": 0.1},
     ),
+    "dampening-of-one": (
+        SGD(lr=0.2, momentum=0.8, dampening=1.0),
+        torch.optim.SGD,
+        {"lr": 0.2, "momentum": 0.8, "dampening": 1.0},
+    ),
     "nesterov": (
         SGD(lr=0.2, momentum=0.7, nesterov=True, weight_decay=0.1),
         torch.optim.SGD,

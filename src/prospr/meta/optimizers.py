@@ -140,16 +140,12 @@ class SGD(Optimizer):
             on_buffer = torch._foreach_mul(on_update, self.momentum) if self.nesterov else on_update
             on_buffer = torch._foreach_add([lam_state[name][0] for name in names], on_buffer)
             through = 1.0 - self.dampening if t > 0 else 0.0 if self.detach_first else 1.0
+            on_state = {name: (b,) for name, b in zip(names, torch._foreach_mul(on_buffer, self.momentum), strict=True)}
             if not through and not self.nesterov:
-                return (
-                    lam,
-                    None,
-                    {name: (torch.zeros_like(b),) for name, b in zip(names, on_buffer, strict=True)},
-                )
+                return lam, None, on_state  # the gradient does not enter this step
             on_d = torch._foreach_mul(on_buffer, through)
             if self.nesterov:
                 torch._foreach_add_(on_d, on_update)
-            on_state = {name: (b,) for name, b in zip(names, torch._foreach_mul(on_buffer, self.momentum), strict=True)}
         direct = torch._foreach_add(lam_w, on_d, alpha=self.weight_decay) if self.weight_decay else lam_w
         return dict(zip(names, direct, strict=True)), dict(zip(names, on_d, strict=True)), on_state
 
