@@ -94,6 +94,12 @@ def test_which_layers_make_outputs():
     assert made(one, torch.zeros(2, 4)) == {}  # one output has nothing to share with
 
 
+def test_a_bias_has_no_rows_to_even():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    names = [name for name, _ in model.named_parameters()]
+    assert outputs(model, ((torch.zeros(2, 4),), {}), names) == {"1.weight": 0}
+
+
 def test_what_the_network_reads_itself_is_no_output():
     class Features(nn.Module):
         def __init__(self):

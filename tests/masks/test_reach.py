@@ -156,6 +156,7 @@ def test_a_maximum_lets_everything_through(pool):
         *(lambda x: x.relu_(), lambda x: F.relu6(100 * x), nn.PReLU(), nn.SELU(), nn.Hardtanh(), torch.abs),
         *(nn.Dropout(0.9), lambda x: F.dropout(x, 0.9, training=True)),
         lambda x: F.dropout1d(x[None], 0.9, training=True)[0],
+        *(nn.Tanhshrink(), nn.Hardshrink(99), nn.Softshrink(99), lambda x: x.clip(max=1e-3), lambda x: x.clip_(-2, -1)),
     ],
 )
 def test_activations_and_dropout_are_open(function):

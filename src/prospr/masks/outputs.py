@@ -48,7 +48,9 @@ def outputs(model: nn.Module, call: Call, names: Sequence[str]) -> Rows:
     read = {root for (name, _), (made, roots) in axes.items() if name in matrices and not made for root in roots}
     last = set(seen.forest.roots(seen.outputs)) - read
     return {
-        name: dim for (name, dim), (made, roots) in axes.items() if name in names and made and last.issuperset(roots)
+        name: dim
+        for (name, dim), (made, roots) in axes.items()
+        if name in names and name in matrices and made and last.issuperset(roots)
     }
 
 

@@ -151,6 +151,16 @@ def _mean_of_two(original: Callable) -> Callable:
     return call
 
 
+def _sum_of_two(original: Callable, into: bool) -> Callable:
+    """A difference does not cancel: that of one sample and the mean over all samples would."""
+
+    def call(x, other, **kwargs):
+        both = all(isinstance(t, Tensor) and t.is_floating_point() for t in (x, other))
+        return (x.add_ if into else x.add)(other, **kwargs) if both else original(x, other, **kwargs)
+
+    return call
+
+
 def _mean_along(original: Callable) -> Callable:
     """max, amax and the like: every number along a dimension passes; the indices, where there are some, are theirs."""
 
@@ -209,7 +219,8 @@ def _every(*names: str) -> list[Callable]:
 _OPEN: dict[Any, Callable] = {F.linear: _linear, torch.addmm: _addmm, F.scaled_dot_product_attention: _attention}
 _PASSING = """
 relu relu_ relu6 leaky_relu leaky_relu_ prelu rrelu rrelu_ elu elu_ selu selu_ celu celu_ gelu silu mish hardswish
-hardtanh hardtanh_ tanh tanh_ softplus softsign threshold threshold_ clamp clamp_ clamp_min clamp_max abs
+hardtanh hardtanh_ tanh tanh_ tanhshrink hardshrink softshrink softplus softsign threshold threshold_
+clamp clamp_ clamp_min clamp_max clip clip_ abs
 dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
 batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm normalize
 """
@@ -230,6 +241,9 @@ for _d in (1, 2, 3):
         _OPEN[_pool] = _adaptive_mean_pool(_pool, getattr(F, f"adaptive_avg_pool{_d}d"))
 for _f in _every("maximum", "minimum", "fmax", "fmin"):
     _OPEN[_f] = _mean_of_two(_f)
+for _name in ("sub", "subtract", "rsub", "__rsub__", "sub_", "subtract_"):
+    for _f in _every(_name):
+        _OPEN[_f] = _sum_of_two(_f, into=_name[-2] != "_" and _name[-1] == "_")
 for _f in _every("max", "min", "amax", "amin"):
     _OPEN[_f] = _mean_along(_f)
 _OPEN[F.multi_head_attention_forward] = _multi_head
