@@ -208,6 +208,31 @@ def _plus_penalty(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(inputs), targets) + 0.1 * sum(p.square().sum() for p in model.parameters())
 
 
+class Reading(nn.Module):
+    """Reads the running statistics of its norm, before and after they are brought up to date."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.conv(x) - self.norm.running_mean[:, None, None]
+        x = torch.tanh(self.norm(x)) * self.norm.running_var[:, None, None].sqrt()
+        return self.head(x.mean((2, 3)) + self.norm.running_mean)
+
+
+def _plus_slopes(model: nn.Module, batch: Any) -> Tensor:
+    """A loss with gradients inside: by the inputs and by the parameters."""
+    inputs, targets = batch[0].detach().requires_grad_(), batch[1]
+    loss = F.cross_entropy(model(inputs), targets)
+    slopes = torch.autograd.grad(loss, [inputs, *model.parameters()], create_graph=True)
+    return loss + 0.02 * sum(slope.square().sum() for slope in slopes)
+
+
+def _smooth(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), norm, nn.Tanh(), nn.Flatten(), nn.Linear(144, 3))
+
+
 CASES = [
     Case("mlp", lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), _vectors),
     Case(
@@ -251,6 +276,11 @@ CASES = [
     Case("view", Viewing),
     Case("shared-layer", Twice, _vectors, _plus_penalty),
     Case("weight-norm", _weight_norm),
+    Case("reads-statistics", Reading),
+    Case("slopes-of-batch-norm", lambda: _smooth(nn.BatchNorm2d(4)), loss=_plus_slopes),
+    Case("slopes-without-scales", lambda: _smooth(nn.BatchNorm2d(4, affine=False)), loss=_plus_slopes),
+    Case("slopes-of-instance-norm", lambda: _smooth(nn.InstanceNorm2d(4, affine=True)), loss=_plus_slopes),
+    Case("slopes-of-layer-norm", lambda: _smooth(nn.LayerNorm([6, 6])), loss=_plus_slopes),
     Case(
         "one-and-three-dimensions",
         lambda: nn.Sequential(

@@ -1,6 +1,7 @@
 """The straightforward way to a meta-gradient: one graph through all the steps. Slow, large and easy to believe."""
 
 import copy
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -32,16 +33,61 @@ def loss_of(model: nn.Module, params: dict[str, Tensor], batch: Any, loss=None, 
     holder = _Functional(model, loss or cross_entropy)
     swapped = {f"model.{name}": p for name, p in params.items()}
     swapped |= {f"model.{name}": b.clone() for name, b in model.named_buffers()}
-    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), mock.patch("torch._weight_norm", _weight_norm):
+    with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), written_out():
         if seed is not None:
             torch.manual_seed(seed)
         return functional_call(holder, swapped, (batch,), tie_weights=True)
 
 
+@contextmanager
+def written_out():
+    """Formulas in place of what PyTorch differentiates wrongly (test_products.py shows it by differences): its weight
+    norm twice, its norms with the data's statistics three times, as a loss with gradients inside is."""
+    formulas = {"torch._weight_norm": _weight_norm}
+    formulas |= {f"torch.nn.functional.{f.__name__}": f for f in (batch_norm, instance_norm, layer_norm)}
+    with ExitStack() as stack:
+        for name, formula in formulas.items():
+            stack.enter_context(mock.patch(name, formula))
+        yield
+
+
 def _weight_norm(v: Tensor, g: Tensor, dim: int) -> Tensor:
-    """PyTorch's fused one is wrong when differentiated twice (test_products.py shows it by differences)."""
     others = [d for d in range(v.dim()) if d != dim]
     return g * v / v.square().sum(others, keepdim=True).sqrt()
+
+
+_batch_norm = F.batch_norm
+
+
+def batch_norm(x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    if not training:
+        return _batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    with torch.no_grad():  # brings the running statistics up to date
+        _batch_norm(x, running_mean, running_var, None, None, True, momentum, eps)
+    dims = [d for d in range(x.dim()) if d != 1]
+    return _affine(_normal(x, dims, eps), weight, bias, (1, -1, *[1] * (x.dim() - 2)))
+
+
+def instance_norm(
+    x, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
+):
+    assert use_input_stats
+    assert running_mean is None
+    return _affine(_normal(x, list(range(2, x.dim())), eps), weight, bias, (1, -1, *[1] * (x.dim() - 2)))
+
+
+def layer_norm(x, shape, weight=None, bias=None, eps=1e-5):
+    return _affine(_normal(x, list(range(x.dim() - len(shape), x.dim())), eps), weight, bias, shape)
+
+
+def _normal(x: Tensor, dims: list[int], eps: float) -> Tensor:
+    mean = x.mean(dims, keepdim=True)
+    return (x - mean) / (((x - mean) ** 2).mean(dims, keepdim=True) + eps) ** 0.5
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape) -> Tensor:
+    x = x if weight is None else x * weight.reshape(shape)
+    return x if bias is None else x + bias.reshape(shape)
 
 
 def unrolled(model, batches, optimizer, loss=None, first_order: bool = False) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Gradients, Hessian-vector products and the fused kernels inside them."""
 
+import random
 import subprocess
 import sys
 
@@ -166,6 +167,8 @@ def test_settings_are_checked():
         hvp(loss, w, None, w, mode="sideways")
     with pytest.raises(prospr.PruningError, match="micro_batch=0"):
         gradient(loss, w, None, micro_batch=0)
+    with pytest.raises(prospr.PruningError, match=r"micro_batch=2\.0: use a whole number"):
+        gradient(loss, w, None, micro_batch=2.0)
     with pytest.raises(prospr.PruningError, match="first dimension to split"):
         gradient(loss, w, 3.0, micro_batch=2)
     with pytest.raises(prospr.PruningError, match=r"first dimension \(4 and 5\)"):
@@ -182,6 +185,70 @@ def test_micro_batches_of_named_tuples_dicts_and_scalars():
     assert gradient(mean, w, batch, micro_batch=4)[1]["w"].item() == pytest.approx(5.0)
     named = lambda p, b: (p["w"] * b["x"]).mean() * b["times"]  # noqa: E731
     assert gradient(named, w, {"x": torch.arange(6.0), "times": 2}, micro_batch=5)[1]["w"].item() == pytest.approx(5.0)
+
+
+class Chance(nn.Module):
+    """Leaves out layers by chance."""
+
+    def __init__(self, chance):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+        self.out, self.chance = nn.Linear(4, 3), chance
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) if self.chance() < 0.5 else x
+        return self.out(x)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_the_numbers_of_random_are_the_same_on_every_pass(mode):
+    loss = pure_loss(Chance(random.random).double())
+    params, batch = loss.params(), BY_NAME["mlp"].batches(1)[0]
+    vector = noise(params)
+    found, expected = hvp(loss, params, batch, vector, mode=mode), by_differences(loss, params, batch, vector)
+    left_out = [name for name in params if not found[name].any()]
+    assert 0 < len(left_out) < 16
+    for name in params:
+        assert torch.allclose(found[name], expected[name], rtol=1e-6, atol=1e-8), name
+
+
+@pytest.mark.parametrize("chance", ["random", "numpy", "none"])
+def test_what_draws_numbers_outside_pytorch_is_not_recorded(chance):
+    """A recording would repeat the branches that were taken when it was made."""
+    numbers = pytest.importorskip("numpy").random.random if chance == "numpy" else random.random
+    loss = pure_loss(Chance(numbers if chance != "none" else lambda: 0.0).double())
+    products = Products(loss)
+    products.recorder.watching = True
+    products.gradient(loss.params(), BY_NAME["mlp"].batches(1)[0])
+    assert products.recorder.enabled is (chance == "none")
+
+
+class Complex(nn.Module):
+    """Wants the last dimension of its activations, and of a parameter, without gaps."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(1, 3, 4, 2))
+        self.conv, self.out = nn.Conv2d(2, 3, (1, 3)), nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = torch.view_as_complex(self.conv(x)) * torch.view_as_complex(self.scale)
+        return self.out(torch.view_as_real(x).square().sum(-1).flatten(1))
+
+
+def test_a_network_that_needs_its_memory_as_it_was():
+    model = Complex().double()
+    loss = pure_loss(model)
+    products, params = Products(loss), loss.params()
+    laid = products.laid_out(params)
+    assert laid["scale"].stride() == params["scale"].stride()  # is no kernel
+    assert laid["conv.weight"].is_contiguous(memory_format=torch.channels_last)
+    batch, vector = (torch.randn(5, 2, 4, 4).double(), torch.tensor([0, 1, 2, 0, 1])), noise(params)
+    found, expected = hvp(loss, params, batch, vector), by_differences(loss, params, batch, vector)
+    for name in params:
+        assert torch.allclose(found[name], expected[name], rtol=1e-6, atol=1e-8), name
+    assert gradient(loss, params, batch)[0].item() == pytest.approx(loss(params, batch).item())
 
 
 def test_a_narrow_strided_shortcut_keeps_its_layout_on_the_cpu():

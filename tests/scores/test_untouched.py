@@ -11,6 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import prospr
 
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
 METHODS = ["prospr", "prospr-published", "snip", "magnitude", "random"]
 SCORED = [case for case in CASES if case.name != "weight-norm"]  # its weights are computed: nothing to prune
 
@@ -41,6 +46,7 @@ class Snapshot:
             + [len(p._backward_hooks or ()) for p in model.parameters()],
             "random": torch.get_rng_state(),
             "python": random.getstate(),
+            "numpy": str(numpy.random.get_state()) if numpy else None,
             "grad mode": torch.is_grad_enabled(),
         }
 
@@ -52,7 +58,7 @@ class Snapshot:
         for old, new in zip(self.before["grads"], after["grads"], strict=True):
             assert (old is None and new is None) or torch.equal(old, new)
         assert torch.equal(self.before["random"], after["random"])
-        for key in ("tensors", "requires", "modes", "attributes", "hooks", "python", "grad mode"):
+        for key in ("tensors", "requires", "modes", "attributes", "hooks", "python", "numpy", "grad mode"):
             assert self.before[key] == after[key], key
 
 
@@ -126,6 +132,44 @@ def test_buffers_that_a_forward_pass_writes_to(method):
     assert not model.hidden.any()
     assert all(norm.num_batches_tracked == 0 for norm in model.norms)
     assert not model.instance.running_mean.any()
+
+
+class Chance(nn.Module):
+    """Leaves out its second layer by chance, and cuts its inputs at a random place."""
+
+    def __init__(self, chance, cut):
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.chance, self.cut = chance, cut
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x * (torch.arange(4) != self.cut(4))))
+        return self.out(torch.tanh(self.second(x)) if self.chance() < 0.5 else x)
+
+
+CHANCES = {"random": (random.random, random.randrange)}
+if numpy:
+    CHANCES["numpy"] = (numpy.random.random, numpy.random.randint)
+    CHANCES["both"] = (random.random, numpy.random.randint)
+
+
+@pytest.mark.parametrize("chances", CHANCES)
+@pytest.mark.parametrize("method", ["prospr", "snip", "grasp"])
+def test_the_random_numbers_of_python_and_numpy(method, chances):
+    """They are drawn from the seed, the same on the way back as on the way there, and come back to where they were."""
+    torch.manual_seed(0)
+    snapshot = Snapshot(Chance(*CHANCES[chances]).double())
+    found = []
+    for seed in (0, 0, 1, 2, 3):
+        found.append(prospr.score(snapshot.model, CASES[0].batches(4), method=method, seed=seed))
+        snapshot.check()
+        random.random()
+        if numpy:
+            numpy.random.random()
+        snapshot.before = snapshot.take()
+    same = [all(torch.equal(found[0][name], other[name]) for name in found[0]) for other in found[1:]]
+    assert same[0]
+    assert not all(same)
 
 
 def test_after_batches_that_fail():
@@ -211,3 +255,99 @@ def test_a_masked_model_can_be_scored():
     snapshot.check()
     for name, mask in masks.items():
         assert bool((scores[name][~mask] == 0).all())
+
+
+class Short(nn.Module):
+    """Embeddings that cut their rows short as they look them up."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.words, self.out = kind(9, 6, max_norm=0.5), nn.Linear(6, 3)
+
+    def forward(self, x):
+        found = self.words((4 * x).abs().long().clamp_max(8))
+        return self.out(torch.tanh(found if found.dim() == 2 else found.mean(1)))
+
+
+class Followed(nn.Module):
+    """A frozen network that follows the one that is trained, as in MoCo and BYOL."""
+
+    def __init__(self):
+        super().__init__()
+        self.online, self.head = nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 3)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for slow, fast in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                slow.lerp_(fast, 0.25)
+        return self.head(self.online(x) - 0.5 * self.target(x))
+
+
+class InPlace(nn.Module):
+    """Writes to its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x.sub_(x.mean(0)).mul_(0.5)
+        return self.out(torch.tanh(self.hidden(x)))
+
+
+WRITERS = {
+    "short embedding": lambda: Short(nn.Embedding),
+    "follower": Followed,
+    "inputs": InPlace,
+}
+WEIGHTS = [name for name, method in prospr.methods().items() if method.granularity == "weight"]
+
+
+@pytest.mark.parametrize("method", WEIGHTS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_pruning_keeps_what_a_forward_pass_writes_to(writer, method):
+    torch.manual_seed(0)
+    model, batches = WRITERS[writer]().double(), CASES[0].batches(10)
+    twin, kept, found = copy.deepcopy(model), copy.deepcopy(batches), []
+    for net in (model, copy.deepcopy(model)):
+        found.append(prospr.prune(net, batches, 0.3, method=method))
+        for name, p in twin.named_parameters():
+            assert torch.equal(net.get_parameter(name), p * found[0][name] if name in found[0] else p), name
+        assert all(torch.equal(x, y) for a, b in zip(batches, kept, strict=True) for x, y in zip(a, b, strict=True))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("writer", [*WRITERS, "short embedding bag"])
+def test_scoring_keeps_what_a_forward_pass_writes_to(writer):
+    torch.manual_seed(0)
+    bags = writer == "short embedding bag"  # have no second derivative
+    snapshot = Snapshot((Short(nn.EmbeddingBag) if bags else WRITERS[writer]()).double())
+    for method in [prospr.Snip(), prospr.ProsPr(order="first", lr=0.1)] + ([] if bags else [prospr.ProsPr()]):
+        prospr.score(snapshot.model, CASES[0].batches(4), method=method)
+        snapshot.check()
+
+
+def test_channels_of_a_network_that_writes_to_its_inputs():
+    batches = CASES[0].batches(4)
+    kept, model = copy.deepcopy(batches), InPlace().double()
+    prospr.prune(model, batches, 0.3, method="3sp")
+    assert all(torch.equal(x, y) for a, b in zip(batches, kept, strict=True) for x, y in zip(a, b, strict=True))
+
+
+def test_every_step_sees_what_the_user_sees():
+    """What a batch and a follower are at the first step they are at the second."""
+    seen = []
+
+    class Watched(Followed):
+        def forward(self, x):
+            seen.append((x.clone(), [p.clone() for p in self.target.parameters()]))
+            x.zero_()
+            return super().forward(x)
+
+    model, batch = Watched().double(), CASES[0].batches(1)[0]
+    prospr.score(model, [batch], method=prospr.ProsPr(steps=3, same_batch=True))
+    assert len(seen) > 3
+    for inputs, target in seen:
+        assert torch.equal(inputs, batch[0])
+        assert all(torch.equal(p, q) for p, q in zip(target, model.target.parameters(), strict=True))

@@ -140,9 +140,9 @@ def samples(batch: Any) -> int:
     )
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor inside a batch, and anything with a `.to`."""
-    return map_tensors(batch, lambda t: t.to(device, non_blocking=True), lambda other: other.to(device))
+def to_device(batch: Any, device: torch.device, copy: bool = False) -> Any:
+    """Move every tensor inside a batch, and anything with a `.to`; `copy` those that are there already too."""
+    return map_tensors(batch, lambda t: t.to(device, non_blocking=True, copy=copy), lambda other: other.to(device))
 
 
 def micro_batches(batch: Any, size: int) -> Iterator[tuple[float, int, Any]]:

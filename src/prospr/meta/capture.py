@@ -30,6 +30,7 @@ class Recorder:
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
         self.expected = 1
+        self.watching = False  # whether this evaluation says if a recording would pay
         self.recording = False  # whether a recording is being made just now
         self._recordings: dict[Any, _Recording | None] = {}  # None: looked at, and it would not pay
         self._pool: Any = None
@@ -48,12 +49,16 @@ class Recorder:
             return function(*inputs)
         torch.cuda.synchronize(device)
         start = time.perf_counter()
-        result = function(*inputs)
+        self.watching = True
+        try:
+            result = function(*inputs)
+        finally:
+            self.watching = False
         launched = time.perf_counter()
         torch.cuda.synchronize(device)
         waiting = (launched - start) > 0.85 * (time.perf_counter() - start)  # the GPU was done almost when Python was
         self._recordings[key] = None
-        if waiting or self.expected >= PAYS_ANYWHERE:
+        if self.enabled and (waiting or self.expected >= PAYS_ANYWHERE):
             self._recordings[key] = self._record(function, inputs, device, seed, result)
         return result
 

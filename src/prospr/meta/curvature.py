@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from prospr.errors import DerivativeError, LossError, SettingError
-from prospr.meta.loss import Params
+from prospr.meta.loss import Params, check_seed
 from prospr.meta.products import Loss, Mode, Products
 from prospr.meta.ranks import Team
 
@@ -145,7 +145,7 @@ def _longest(matrix: Tensor, beta: Tensor) -> float:
 
 
 def _noise(params: Mapping[str, Tensor], seed: int) -> Params:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     return {
         name: torch.randn(p.shape, generator=generator, dtype=torch.float32, device="cpu").to(p.device, p.dtype)
         for name, p in params.items()

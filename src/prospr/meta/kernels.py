@@ -152,8 +152,8 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     @_quiet
-    def forward(ctx: Any, x, weight, bias, eps):
-        out, mean, rstd = aten.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+    def forward(ctx: Any, x, weight, bias, running, momentum, eps):
+        out, mean, rstd = aten.native_batch_norm(x, weight, bias, *running, True, momentum, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.eps = eps
         return out
@@ -164,7 +164,7 @@ class _BatchNorm(torch.autograd.Function):
         x, weight, mean, rstd = ctx.saved_tensors
         gx, gw, gb = _BatchNormBackward.apply(grad, x, weight, mean, rstd, ctx.eps)
         needs = ctx.needs_input_grad
-        return gx if needs[0] else None, gw if needs[1] else None, gb if needs[2] else None, None
+        return gx if needs[0] else None, gw if needs[1] else None, gb if needs[2] else None, None, None, None
 
 
 class _BatchNormBackward(torch.autograd.Function):
@@ -244,7 +244,7 @@ def _batch_norm(input, running_mean, running_var, weight=None, bias=None, traini
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if input.numel() == input.shape[1]:  # one value a channel: let PyTorch say so in its own words
         return F.batch_norm(input, None, None, weight, bias, training, momentum, eps)
-    return _BatchNorm.apply(input, weight, bias, eps)
+    return _BatchNorm.apply(input, weight, bias, (running_mean, running_var), momentum, eps)
 
 
 def _native_batch_norm(
@@ -253,7 +253,7 @@ def _native_batch_norm(
     # cuDNN's kernel has no forward-mode rule; the native one has.
     if not _uses_batch_statistics(input, training):
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    return aten.native_batch_norm(input, weight, bias, None, None, True, 0.0, eps)[0]
+    return aten.native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)[0]
 
 
 # ------------------------------------------------------------------------------------------------- plain formulas
@@ -271,6 +271,57 @@ def _without_cudnn(function: Callable) -> Callable:
     return call
 
 
+# A loss may have gradients inside, a penalty on them for instance; a Hessian-vector product is then their third
+# derivative. PyTorch's is wrong for these three norms where the statistics are those of the data.
+
+
+def _plain_batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    count = input.numel() // input.shape[1]
+    if not training or count == 1:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    dims = [d for d in range(input.dim()) if d != 1]
+    out, mean, variance = _normalized(input, dims, eps)
+    _follow(running_mean, mean.flatten(), momentum)
+    _follow(running_var, variance.flatten() * (count / (count - 1)), momentum)
+    return _scaled(out, weight, bias, input)
+
+
+def _plain_instance_norm(
+    input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
+):
+    count = input[0, 0].numel()
+    if not use_input_stats or count == 1:
+        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    out, mean, variance = _normalized(input, list(range(2, input.dim())), eps)
+    _follow(running_mean, mean.flatten(1).mean(0), momentum)
+    _follow(running_var, variance.flatten(1).mean(0) * (count / (count - 1)), momentum)
+    return _scaled(out, weight, bias, input)
+
+
+def _plain_layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+    out = _normalized(input, list(range(-len(normalized_shape), 0)), eps)[0]
+    out = out if weight is None else out * weight
+    return (out if bias is None else out + bias).to(input.dtype)
+
+
+def _normalized(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    mean = x.mean(dims, keepdim=True)
+    variance = (x - mean).square().mean(dims, keepdim=True)
+    return (x - mean) * (variance + eps).rsqrt(), mean, variance
+
+
+def _scaled(out: Tensor, weight: Tensor | None, bias: Tensor | None, x: Tensor) -> Tensor:
+    out = out if weight is None else out * _broadcast(weight, x)
+    return (out if bias is None else out + _broadcast(bias, x)).to(x.dtype)
+
+
+def _follow(running: Tensor | None, value: Tensor, momentum: float) -> None:
+    if running is not None:
+        with torch.no_grad():
+            running.lerp_(value.to(running.dtype), momentum)
+
+
 _ALWAYS: dict[Any, Callable] = {torch._weight_norm: _weight_norm}
 for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     _ALWAYS[getattr(torch._VF, _name)] = _without_cudnn(getattr(torch._VF, _name))
@@ -282,24 +333,52 @@ for _dims in (1, 2, 3):
 
 _FORWARD: dict[Any, Callable] = {**_ALWAYS, F.batch_norm: _native_batch_norm}
 
+_PLAIN: dict[Any, Callable] = {
+    **_ALWAYS,
+    F.batch_norm: _plain_batch_norm,
+    F.instance_norm: _plain_instance_norm,
+    F.layer_norm: _plain_layer_norm,
+}
 
-class _Replacing(TorchFunctionMode):
+
+class GradientInside(Exception):
+    """The loss differentiates the network itself."""
+
+
+_DIFFERENTIATING = {torch.autograd.grad: 4, Tensor.backward: 3}  # and where create_graph is among the arguments
+
+
+class OneBackward(TorchFunctionMode):
+    """Operations for one backward pass.
+
+    plain: whether there are gradients inside the loss; if not, one that must be differentiated is GradientInside.
+    """
+
     replacements: ClassVar[dict[Any, Callable]] = {}
+
+    def __init__(self, plain: bool = False) -> None:
+        super().__init__()
+        self.plain = plain
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        if func in self.replacements and "input" in kwargs:
+        if func in _DIFFERENTIATING and not self.plain:
+            place = _DIFFERENTIATING[func]
+            if kwargs.get("create_graph") or any(args[place : place + 1]):
+                raise GradientInside
+        found = _PLAIN if self.plain or torch._C._functorch.maybe_current_level() else self.replacements
+        if func in found and "input" in kwargs:
             args = (kwargs.pop("input"), *args)
-        return self.replacements.get(func, func)(*args, **kwargs)
+        return found.get(func, func)(*args, **kwargs)
 
 
-class ReverseOverReverse(_Replacing):
+class ReverseOverReverse(OneBackward):
     """Operations for two backward passes."""
 
     replacements = _REVERSE
 
 
-class ForwardOverReverse(_Replacing):
+class ForwardOverReverse(OneBackward):
     """Operations for dual numbers through one backward pass."""
 
     replacements = _FORWARD

@@ -5,17 +5,19 @@ it, also when it raises; random numbers come from a seed; compiled modules run t
 """
 
 import functools
+import operator
+import random
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from prospr.errors import BatchError, ModelError
+from prospr.errors import BatchError, ModelError, SettingError
 from prospr.meta.batches import map_tensors, tensors, to_device
 from prospr.meta.ranks import Team
 from prospr.meta.synced import synced_batch_norm
@@ -27,19 +29,20 @@ __all__ = [
     "PureLoss",
     "call_of",
     "called_with",
+    "check_seed",
     "cross_entropy",
     "devices_of",
     "evaluation_mode",
     "one_sample",
     "pure_loss",
     "replay",
+    "replay_python",
     "training_mode",
     "unwrap",
 ]
 
 Params = dict[str, Tensor]
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 ModelLoss = Callable[[nn.Module, Any], Tensor]
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments a model is called with
@@ -86,6 +89,13 @@ class PureLoss:
                 if parameter is not None:
                     owners.setdefault(id(parameter), []).append((module, attribute))
         self._places = {name: owners[id(p)] for name, p in self.model.named_parameters()}
+        # What forward may write to: embeddings that keep their rows short, and a frozen network that follows the one
+        # that is trained (MoCo, BYOL). A frozen network larger than what is trained is not copied: it is a backbone.
+        short = {id(m.weight) for m in self._modules if isinstance(m, _LOOKUPS) and m.max_norm is not None}
+        frozen = {name: p.numel() for name, p in self.model.named_parameters() if not p.requires_grad}
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad) if frozen else 0
+        self._written = {name for name, p in self.model.named_parameters() if id(p) in short}
+        self._written |= set(frozen) if sum(frozen.values()) <= trained else set()
         self._swapped: Params | None = None
 
     def params(self) -> Params:
@@ -100,6 +110,12 @@ class PureLoss:
             if isinstance(module, nn.modules.batchnorm._BatchNorm)
             and (module.training or (module.running_mean is None and module.running_var is None))
         ]
+
+    def kernels(self) -> set[str]:
+        """Names of the weights of convolutions over images."""
+        kinds = (nn.Conv2d, nn.ConvTranspose2d)
+        places = self._places.items()
+        return {n for n, owners in places if all(isinstance(m, kinds) and key == "weight" for m, key in owners)}
 
     def synced(self) -> list[str]:
         """Names of the norm layers that take statistics over all ranks in their current mode."""
@@ -125,19 +141,20 @@ class PureLoss:
                 f"it has {', '.join(list(self._places)[:6])}, ..."
             )
         before = [(m, dict(m._parameters), dict(m._buffers), m.__dict__.get("_flat_weights")) for m in self._modules]
-        thin = [m for m in self._modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
+        thin = [m for m in self._modules if isinstance(m, _LOOKUPS) and m.sparse]
         try:
+            for name in self._written.difference(params):
+                module, attribute = self._places[name][0]
+                self._put(name, cast(Tensor, module._parameters[attribute]).detach().clone())
             for name, tensor in params.items():
-                seen = tensor * self.masks[name] if name in self.masks else tensor
-                for module, attribute in self._places[name]:
-                    module._parameters[attribute] = seen  # ty: ignore[invalid-assignment]
+                if name in self.masks:
+                    self._put(name, tensor * self.masks[name])
+                else:
+                    self._put(name, tensor.clone() if name in self._written else tensor)
             copies: dict[int, Tensor] = {}
             for module, _, buffers, flat in before:
-                if type(module) in _BATCH_NORMS and module.training:
-                    # It only writes its statistics, and without them it has nothing to write: no copies to make.
-                    module._buffers.update(dict.fromkeys(_STATISTICS))
                 for attribute, buffer in buffers.items():
-                    if buffer is not None and module._buffers[attribute] is not None:
+                    if buffer is not None:
                         module._buffers[attribute] = copies.setdefault(id(buffer), buffer.detach().clone())
                 if isinstance(module, nn.RNNBase) and flat is not None:  # it keeps a second list of its weights
                     names = module._flat_weights_names
@@ -162,6 +179,10 @@ class PureLoss:
                 if isinstance(module, nn.SyncBatchNorm):
                     module.__dict__.pop("forward", None)
 
+    def _put(self, name: str, tensor: Tensor) -> None:
+        for module, attribute in self._places[name]:
+            module._parameters[attribute] = tensor  # ty: ignore[invalid-assignment]
+
     def evaluate(self, batch: Any) -> Tensor:
         """The loss with whatever parameters are in the module now."""
         place = next((p.device for p in self.model.parameters()), None)
@@ -170,7 +191,8 @@ class PureLoss:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            return self.loss(self.model, to_device(batch, place) if place is not None else batch)
+            # A copy, since a model may write to its inputs, and a batch is looked at more than once.
+            return self.loss(self.model, to_device(batch, place, copy=True) if place is not None else batch)
 
 
 class _Seen(Exception):
@@ -263,6 +285,17 @@ def devices_of(parameters: Iterable[Tensor]) -> list[torch.device]:
     return sorted({p.device for p in parameters}, key=str)
 
 
+def check_seed(seed: Any) -> int:
+    """The seed as an int; NumPy's whole numbers are ones too."""
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = None
+    if number is None or not -(2**63) <= number < 2**63:
+        raise SettingError(f"seed={seed!r}: use a whole number of at most 64 bits")
+    return number
+
+
 @contextmanager
 def replay(seed: int | None, devices: Sequence[torch.device] = ()) -> Generator[None]:
     """Draw random numbers from `seed` on the CPU and on `devices`; the global generators come back as they were.
@@ -283,6 +316,34 @@ def replay(seed: int | None, devices: Sequence[torch.device] = ()) -> Generator[
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+@contextmanager
+def replay_python(seed: int) -> Generator[Callable[[], bool]]:
+    """The same for the global generators of `random` and NumPy; it gives a function: whether any number was drawn."""
+    numpy = sys.modules.get("numpy.random")
+    before = random.getstate(), numpy.get_state() if numpy else None
+
+    def drawn() -> bool:
+        if random.getstate() != random.Random(seed).getstate():
+            return True
+        return numpy is not None and _place(numpy.get_state()) != _place(numpy.RandomState(seed).get_state())
+
+    try:
+        random.seed(seed)
+        if numpy:
+            numpy.seed(seed)
+        yield drawn
+    finally:
+        random.setstate(before[0])
+        if numpy:
+            numpy.set_state(before[1])
+
+
+def _place(state: Any) -> tuple:
+    """Where a generator of NumPy's stands: its position in a table of numbers, and the first of the table."""
+    name, table, *place = state
+    return name, int(table[0]), *place
 
 
 def _describe(batch: Any) -> str:

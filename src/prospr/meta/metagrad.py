@@ -126,6 +126,11 @@ def adjoint(
     """
     if order not in ("exact", "first"):
         raise SettingError(f"order={order!r}: use 'exact' or 'first'")
+    if not isinstance(optimizer, Optimizer):
+        raise SettingError(
+            f"the inner optimizer is a {type(optimizer).__name__}: use one of prospr.meta's, such as "
+            "prospr.meta.AdamW(lr=1e-3), or a subclass of prospr.meta.Optimizer"
+        )
     with torch.inference_mode(False), replay(None, devices_of(params.values())):  # a loader may draw random numbers
         losses: list[Tensor] = []
         logs: list[Tensor] = []

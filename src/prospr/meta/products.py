@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, cast
 
 import torch
@@ -12,8 +12,14 @@ from torch import Tensor, nn
 from prospr.errors import BatchError, DerivativeError, InexactWarning, LossError, SettingError
 from prospr.meta.batches import micro_batches
 from prospr.meta.capture import Recorder
-from prospr.meta.kernels import ForwardOverReverse, ReverseOverReverse, without_weight_gradients
-from prospr.meta.loss import Params, PureLoss, devices_of, replay
+from prospr.meta.kernels import (
+    ForwardOverReverse,
+    GradientInside,
+    OneBackward,
+    ReverseOverReverse,
+    without_weight_gradients,
+)
+from prospr.meta.loss import Params, PureLoss, check_seed, devices_of, replay, replay_python
 from prospr.meta.ranks import Team
 
 __all__ = ["Mode", "Products", "gradient", "hvp", "plain_grad"]
@@ -31,6 +37,9 @@ _MISSING = (
     "double backward",
 )
 
+# What it says where a tensor's memory is not laid out as an operation wants it.
+_STRIDES = ("view size is not compatible", "stride", "contiguous", "setStorage", "out of bounds for storage")
+
 
 def _overruns(loss: Loss) -> bool:
     """Whether a network on the CPU has a strided 1x1 convolution of fewer than 16 inputs.
@@ -41,8 +50,8 @@ def _overruns(loss: Loss) -> bool:
     if not isinstance(loss, PureLoss):
         return False
     return any(
-        isinstance(module, nn.Conv2d)
-        and module.weight.device.type == "cpu"
+        isinstance(module, nn.Conv2d)  # whose weight may be computed, and is not asked for: that can write to buffers
+        and all(p.device.type == "cpu" for p in module.parameters())
         and set(module.kernel_size) == {1}
         and max(module.stride) > 1
         and module.in_channels // module.groups < 16
@@ -101,16 +110,17 @@ class Products:
     ) -> None:
         if mode not in ("auto", "reverse", "forward"):
             raise SettingError(f"mode={mode!r}: use 'auto', 'reverse' or 'forward'")
-        if micro_batch is not None and micro_batch < 1:
-            raise SettingError(f"micro_batch={micro_batch}: use a whole number of samples, at least 1")
+        if micro_batch is not None and (not isinstance(micro_batch, int) or micro_batch < 1):
+            raise SettingError(f"micro_batch={micro_batch!r}: use a whole number of samples, at least 1")
         self.loss = loss
         self.mode: Mode = mode
         self.micro_batch = micro_batch
         self.team = team
-        self.seed = seed if team is None else seed + 104_729 * team.rank  # each rank's dropout is its own
-        # Channels last is what convolutions run fastest in. A network that calls .view on its activations cannot have
-        # it; the first evaluation finds out.
+        self.seed = check_seed(seed) + (0 if team is None else 104_729 * team.rank)  # each rank's dropout is its own
+        # Channels last is what convolutions run fastest in. A network that calls .view on its activations, or needs
+        # their strides otherwise, cannot have it; the first evaluation finds out.
         self.layout = torch.contiguous_format if _overruns(loss) else torch.channels_last
+        self._kernels = loss.kernels() if isinstance(loss, PureLoss) else None
         self.synced = loss.synced() if team is not None and isinstance(loss, PureLoss) else []
         if self.synced and micro_batch is not None:
             raise SettingError(
@@ -120,6 +130,7 @@ class Products:
         self.recorder = Recorder(capture and not self.synced)
         self._factor = 1.0  # of the loss, while it is differentiated
         self._walked = False  # whether the graph of the loss was looked through
+        self._plain = False  # whether the loss has gradients inside, and norms are written out
         if micro_batch is not None and isinstance(loss, PureLoss) and (mixed := loss.batch_statistics()):
             warnings.warn(
                 f"micro_batch={micro_batch} is not exact here: {_some(mixed)} take statistics over the batch, and "
@@ -130,9 +141,11 @@ class Products:
             )
 
     def laid_out(self, params: Mapping[str, Tensor]) -> Params:
-        """The parameters, detached, in the memory layout that is evaluated."""
+        """The parameters, detached, in the memory layout that is evaluated; what is no kernel keeps its own."""
         return {
-            name: p.detach().contiguous(memory_format=self.layout) if p.dim() == 4 else p.detach()
+            name: p.detach().contiguous(memory_format=self.layout)
+            if p.dim() == 4 and (self._kernels is None or name in self._kernels)
+            else p.detach()
             for name, p in params.items()
         }
 
@@ -210,7 +223,7 @@ class Products:
         return self.recorder(getattr(function, "__name__", ""), direct, (dict(params), batch, dict(vector)), seed)
 
     def _gradient(self, params, batch, _, step: int, seed: int) -> tuple[Tensor, Params]:
-        with self._evaluation(params, seed, nullcontext()) as leaves:
+        with self._evaluation(params, seed, OneBackward(self._plain)) as leaves:
             loss = self._value(leaves, batch, step)
             grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return loss.detach(), dict(zip(leaves, grads, strict=True))
@@ -218,11 +231,13 @@ class Products:
     def _in_layout(self, function: Callable, *args):
         try:
             return function(*args)
+        except GradientInside:
+            self._plain = True
         except RuntimeError as error:
-            if self.layout == torch.contiguous_format or "view size is not compatible" not in str(error):
+            if self.layout == torch.contiguous_format or not any(sign in str(error) for sign in _STRIDES):
                 raise
-        self.layout = torch.contiguous_format
-        return function(*args)
+            self.layout = torch.contiguous_format
+        return self._in_layout(function, *args)
 
     def _hvp(self, params, batch, vector, step: int, seed: int) -> Params:
         ways = {"reverse": self._reverse_over_reverse, "forward": self._forward_over_reverse}
@@ -239,11 +254,11 @@ class Products:
                 return result
         raise DerivativeError(
             f"an operation of the network has no second derivative (mode={self.mode!r}): {missing}. "
-            'Use order="first", which needs none, or replace the operation'
+            'Use order="first" and an lr of your own, which need none, or replace the operation'
         ) from missing
 
     def _reverse_over_reverse(self, params, batch, vector, step: int, seed: int) -> Params:
-        with self._evaluation(params, seed, ReverseOverReverse()) as leaves:
+        with self._evaluation(params, seed, ReverseOverReverse(self._plain)) as leaves:
             loss = self._value(leaves, batch, step)
             if not self._walked:
                 _refuse_once_differentiable(loss)
@@ -264,12 +279,12 @@ class Products:
             }
 
     def _forward_over_reverse(self, params, batch, vector, step: int, seed: int) -> Params:
-        with self._evaluation(params, seed, ForwardOverReverse()) as leaves, fwad.dual_level():
+        with self._evaluation(params, seed, ForwardOverReverse(self._plain)) as leaves, fwad.dual_level():
             duals = {name: fwad.make_dual(leaf, vector[name]) for name, leaf in leaves.items()}
             with _holding(self.loss, duals, self.team):
                 loss = self._value(duals, batch, step)
-                grads = torch.autograd.grad(loss, list(duals.values()), allow_unused=True, materialize_grads=True)
-            tangents = [fwad.unpack_dual(g).tangent for g in grads]
+                grads = plain_grad([loss], list(duals.values()), [torch.ones_like(loss)])
+            tangents = [None if g is None else fwad.unpack_dual(g).tangent for g in grads]
             return {
                 name: torch.zeros_like(leaf) if t is None else t.detach()
                 for (name, leaf), t in zip(leaves.items(), tangents, strict=True)
@@ -283,10 +298,13 @@ class Products:
             stack.enter_context(torch.enable_grad())
             devices = [] if self.recorder.recording else devices_of(params.values())
             stack.enter_context(replay(seed, devices))
+            drawn = stack.enter_context(replay_python(seed))
             leaves = {name: p.requires_grad_() for name, p in self.laid_out(params).items()}
             stack.enter_context(_holding(self.loss, leaves, self.team))
             stack.enter_context(kernels)
             yield leaves
+            if self.recorder.watching and drawn():  # a recording would go the same way again
+                self.recorder.enabled = False
 
     def _value(self, leaves: Params, batch: Any, step: int) -> Tensor:
         value = self.loss(leaves, batch)
