@@ -200,6 +200,26 @@ def test_nothing_to_prune(model):
     both_refuse(errors.ModelError, r"names '9\.weight', which is not", model, MLP.batches(4), prunable=["9.weight"])
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", 0.5, None])
+def test_a_loss_that_is_no_function(model, loss):
+    message = r"loss=.*: use a function of \(model, batch\) that returns a scalar tensor"
+    both_refuse(errors.SettingError, message, model, MLP.batches(4), loss=loss)
+
+
+@pytest.mark.parametrize("seed", [0.5, "1", None, 2**63])
+def test_a_seed_that_is_no_whole_number(model, seed):
+    both_refuse(errors.SettingError, f"seed={seed!r}: use a whole number", model, MLP.batches(4), seed=seed)
+
+
+def test_an_inner_optimizer_that_is_not_ours():
+    model = MLP.model()
+    loss = prospr.meta.pure_loss(model)
+    theirs = torch.optim.SGD(model.parameters(), lr=0.1)
+    for other, kind in ((theirs, "SGD"), ("sgd", "str"), (prospr.meta.SGD, "type")):
+        with pytest.raises(errors.SettingError, match=f"the inner optimizer is a {kind}: use one of prospr.meta's"):
+            prospr.meta.metagrad(loss, loss.params(), MLP.batches(3), other)
+
+
 def test_everything_frozen():
     frozen = MLP.model().requires_grad_(False)
     both_refuse(errors.ModelError, "Sequential has nothing to prune: no trainable weight", frozen, MLP.batches(4))

@@ -2,7 +2,7 @@
 
 import sys
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 __all__ = ["computed", "embeddings", "inputs_first"]
@@ -29,12 +29,15 @@ def computed(model: nn.Module) -> list[str]:
     ['0']
     """
     kinds = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, kinds)  # and, without computing it: some parametrizations write to buffers
-        and (is_parametrized(module, "weight") or "weight" in module.__dict__)
-    ]
+    several = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # of weights
+    found = []
+    for name, module in model.named_modules():  # without computing any: some parametrizations write to buffers
+        if isinstance(module, kinds) and (is_parametrized(module, "weight") or "weight" in module.__dict__):
+            found.append(name)
+        old = any(isinstance(value, Tensor) and "weight" in key for key, value in module.__dict__.items())
+        if isinstance(module, several) and (is_parametrized(module) or old):
+            found.append(name)
+    return found
 
 
 def embeddings(model: nn.Module) -> set[int]:

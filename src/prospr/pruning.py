@@ -32,7 +32,17 @@ from prospr.masks.patterns import Granularity, parse
 from prospr.masks.reach import reach
 from prospr.masks.select import Scope, check_floor, check_sparsity
 from prospr.meta.batches import Stream
-from prospr.meta.loss import Call, ModelLoss, call_of, cross_entropy, devices_of, one_sample, replay, unwrap
+from prospr.meta.loss import (
+    Call,
+    ModelLoss,
+    call_of,
+    check_seed,
+    cross_entropy,
+    devices_of,
+    one_sample,
+    replay,
+    unwrap,
+)
 from prospr.meta.ranks import Ranks, Team, fingerprints, joined, together
 from prospr.meta.shards import is_sharded
 from prospr.registry import Method, find
@@ -70,7 +80,7 @@ def score(
     A model in eval mode is scored in train mode, as it will be trained; one in train mode exactly as it is. One that
     FSDP2's fully_shard has sharded is scored as it lies, with scores that are shards too; see docs/scale.md.
     """
-    model = unwrap(model)
+    model, seed = unwrap(model), check_seed(seed)
     chosen = find(method).in_one_shot()
     if chosen.rule.rounds > 1:
         raise SettingError(
@@ -134,7 +144,7 @@ def prune(
     if collapse not in ("error", "warn", "ignore"):
         raise SettingError(f"collapse={collapse!r}: use 'error', 'warn' or 'ignore'")
     check_sparsity(sparsity)  # before the scoring, not after it
-    plain = unwrap(model)
+    plain, seed = unwrap(model), check_seed(seed)
     chosen = find(method)
     with torch.inference_mode(False), replay(None, devices_of(plain.parameters())):
         granularity = granularity or chosen.granularity
@@ -200,6 +210,8 @@ def _problem(
     seed: int,
     team: Team | None,
 ) -> Problem:
+    if not callable(loss):
+        raise SettingError(f"loss={loss!r}: use a function of (model, batch) that returns a scalar tensor")
     names = tuple(find_prunable(model, which))
     return Problem(model, names, None if batches is None else Stream(batches), loss, seed, team=team)
 

@@ -16,7 +16,7 @@ from prospr.masks import enforce
 from prospr.masks.masks import Masks
 from prospr.masks.select import Scope, check_floor, check_scope, check_sparsity, select_among
 from prospr.meta.batches import Stream
-from prospr.meta.loss import ModelLoss, cross_entropy, devices_of, replay, unwrap
+from prospr.meta.loss import ModelLoss, check_seed, cross_entropy, devices_of, replay, unwrap
 from prospr.registry import Method, find
 from prospr.schedules import Iterative
 from prospr.scores import Score
@@ -92,7 +92,7 @@ def retrain(
     names = tuple(weights)
     check_scope(scope or chosen.scope)  # before the training, not after it
     check_floor({name: w.numel() for name, w in weights.items()}, sparsity, keep_per_layer)
-    rule = _Rule(chosen.rule.score, names, scope or chosen.scope, keep_per_layer, batches, loss, seed)
+    rule = _Rule(chosen.rule.score, names, scope or chosen.scope, keep_per_layer, batches, loss, check_seed(seed))
     start = state(plain)
     asked = {"sparsity": float(sparsity), "rewind": rewind, "levels": levels}
     settings = {"shapes": shapes(start), **asked, **rule.described(), "start": digest(start)}

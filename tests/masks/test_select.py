@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from fractions import Fraction
 
 import pytest
 import torch
@@ -134,6 +135,16 @@ def test_erk_by_hand():
 )
 def test_counts_by_hand(sparsity, kept):
     assert select({"w": torch.rand(10, 20)}, sparsity).kept == kept
+    if isinstance(sparsity, float):
+        assert select({"w": torch.rand(10, 20)}, Fraction(sparsity)).kept == kept
+
+
+def test_a_sparsity_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    for sparsity in numpy.array([0.5, 0.95], dtype=numpy.float32):
+        assert select({"w": torch.rand(10, 20)}, sparsity).kept == round(200 * (1 - float(sparsity)))
+    with pytest.raises(SettingError, match="use a number from 0"):
+        select({"w": torch.rand(10, 20)}, numpy.float32(1.5))
 
 
 def test_ties_by_layer_and_position():

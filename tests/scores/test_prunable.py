@@ -7,6 +7,7 @@ from torch import nn
 
 import prospr
 from prospr.errors import ModelError
+from prospr.layers import computed
 
 
 class Everything(nn.Module):
@@ -69,6 +70,44 @@ def test_an_unknown_name():
         ModelError, match=r"prunable names 'fc\.wieght', which is not a parameter; the model has token, "
     ):
         prospr.prunable(Everything(), ["fc.wieght"])
+
+
+def test_one_name():
+    assert list(prospr.prunable(Everything(), "fc.weight")) == ["fc.weight"]
+    with pytest.raises(ModelError, match=r"prunable names 'fc', which is not a parameter; the model has token, "):
+        prospr.prunable(Everything(), "fc")
+
+
+def test_the_other_name_of_a_tied_weight():
+    model = BY_NAME["tied"].model()
+    names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is model.embed.weight]
+    other = next(n for n in names if n != "embed.weight")
+    with pytest.raises(ModelError, match=f"prunable names '{other}', which is tied to 'embed.weight'; name that one"):
+        prospr.prunable(model, [other])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("normed", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+@pytest.mark.parametrize(
+    ("layer", "weight", "left"),
+    [
+        (lambda: nn.GRU(4, 3), "weight_hh_l0", ["weight_ih_l0"]),
+        (lambda: nn.LSTM(4, 3, proj_size=2), "weight_ih_l0", ["weight_hh_l0", "weight_hr_l0"]),
+        (lambda: nn.RNN(4, 3, bidirectional=True), "weight_hh_l0_reverse", ["weight_ih_l0", "weight_hh_l0"]),
+        (lambda: nn.LSTMCell(4, 3), "weight_ih", ["weight_hh"]),
+        (lambda: nn.MultiheadAttention(4, 2), "in_proj_weight", ["out_proj.weight"]),
+        (lambda: nn.MultiheadAttention(4, 2, kdim=3), "k_proj_weight", ["q_proj_weight", "v_proj_weight"]),
+    ],
+)
+def test_what_a_matrix_is_computed_from_is_left_out_and_told(normed, layer, weight, left):
+    assert weight in prospr.prunable(layer())
+    module = layer()
+    normed(module, weight)
+    found = list(prospr.prunable(module))
+    assert [name for name in found if name in left] == left
+    assert not any(name.startswith(weight + "_") or "parametrizations" in name for name in found)
+    assert computed(nn.Sequential(nn.Linear(2, 2), module)) == ["1"]
+    assert computed(nn.Sequential(nn.Linear(2, 2), layer())) == []
 
 
 @pytest.mark.parametrize("which", [[], lambda name, p: False])

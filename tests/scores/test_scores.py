@@ -162,6 +162,14 @@ def test_dropout_is_drawn_from_the_seed():
     assert not torch.equal(a["0.weight"], b["0.weight"])
 
 
+@pytest.mark.parametrize("method", ["prospr", "snip", "ntk-sap", "random"])
+def test_a_seed_of_numpy(method):
+    numpy = pytest.importorskip("numpy")
+    case = BY_NAME["mlp"]
+    found = [prospr.prune(case.model(), case.batches(8), 0.5, method=method, seed=s) for s in (7, numpy.uint8(7))]
+    assert found[0] == found[1]
+
+
 def test_half_precision_ranks_as_double_does():
     """Shares of half a million weights are near the smallest number of float16."""
     model = nn.Linear(1000, 500, bias=False)

@@ -7,6 +7,7 @@ kept, by layer and then by position in it.
 import math
 import warnings
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Literal, get_args
 
 import torch
@@ -184,7 +185,7 @@ def _evening(s: Tensor, sweeps: int = 8) -> Tensor:
 
 
 def check_sparsity(sparsity: float) -> None:
-    if not isinstance(sparsity, (int, float)) or not 0 <= sparsity < 1:
+    if not isinstance(sparsity, Real) or not 0 <= sparsity < 1:  # NumPy's numbers are
         raise SettingError(f"sparsity={sparsity!r}: use a number from 0 up to, not including, 1 (0.95 prunes 95 %)")
 
 

@@ -1,5 +1,6 @@
 """What every score has in common."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,9 +45,13 @@ def prunable(model: nn.Module, which: Which = None) -> dict[str, nn.Parameter]:
     elif callable(which):
         chosen = {name: p for name, p in named.items() if which(name, p)}
     else:
-        wanted = list(which)
+        wanted = [which] if isinstance(which, str) else list(which)
+        tied = {id(p): name for name, p in named.items()}
         for name in wanted:
             if name not in named:
+                other = dict(model.named_parameters(remove_duplicate=False)).get(name)
+                if other is not None:
+                    raise ModelError(f"prunable names {name!r}, which is tied to {tied[id(other)]!r}; name that one")
                 raise ModelError(f"prunable names {name!r}, which is not a parameter; the model has {_some(named)}")
         chosen = {name: p for name, p in named.items() if name in set(wanted)}
     if not chosen:
@@ -69,9 +74,11 @@ def _matrices(module: nn.Module) -> Iterator[nn.Parameter]:
             )
         if p is None or p.dim() < 2 or attribute.startswith("bias"):  # attention has biases of three dimensions
             continue
-        if isinstance(module, (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)) or (
-            (isinstance(module, _LINEAR_MAPS) or inputs_first(module)) and attribute == "weight"
-        ):
+        if isinstance(module, (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)):
+            # not weight_hh_l0_g, which the old weight_norm makes of one
+            if re.fullmatch(r"\w*weight|weight_(ih|hh|hr)(_l\d+(_reverse)?)?", attribute):
+                yield p
+        elif (isinstance(module, _LINEAR_MAPS) or inputs_first(module)) and attribute == "weight":
             yield p
 
 

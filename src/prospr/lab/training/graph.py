@@ -48,7 +48,7 @@ class GraphTrainer(Trainer):
     look at other data and for every checkpoint, not in between.
 
     capture: record and replay the step; by default where the models are on a GPU.
-    compile: pass forward pass, loss and update through torch.compile first; quicker, after most of a minute of compiling.
+    compile: pass forward pass, loss and update through torch.compile first: quicker after most of a minute of that.
     deterministic: ask cuDNN for kernels that give the same bits every time, alone or together.
 
     A network that draws random numbers while it trains (dropout) draws others in company than alone.
