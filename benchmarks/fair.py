@@ -196,9 +196,10 @@ def progress(wishes: Sequence[argparse.Namespace]) -> list[dict[str, str]]:
     """How many runs of each wish have no line yet, and about how long they take side by side, scoring left out."""
     left, rows = Counter(id(wish) for wish, _, _ in missing(wishes)), []
     for wish in wishes:
-        minutes, arms = left[id(wish)] * seconds_a_run(wish) / 60, shlex.join(wish.arms or ["all arms"])
+        each, arms = seconds_a_run(wish), shlex.join(wish.arms or ["all arms"])
+        minutes = f"{left[id(wish)] * each / 60:.0f}" if each else "?"
         named = f"{wish.table}, {wish.split}, {wish.epochs} epochs: {arms}"
-        rows.append({"left": f"{left[id(wish)]}", "of": f"{len(wanted(wish))}", "minutes": f"{minutes:.0f}", "": named})
+        rows.append({"left": f"{left[id(wish)]}", "of": f"{len(wanted(wish))}", "minutes": minutes, "": named})
     every = {one.identity for wish in wishes for _, one in wanted(wish)}
     return [*rows, {"left": f"{left.total()}", "of": f"{len(every)}", "minutes": "", "": "all"}]
 

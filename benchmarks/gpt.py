@@ -29,6 +29,8 @@ MODULES = ("argparse", "typing", "inspect", "doctest", "tarfile", "zipfile", "su
 ARMS = {
     "dense": None,
     "prospr": {"method": "prospr"},
+    "prospr, M = 0": {"method": prospr.Iterative(prospr.Snip(), rounds=20, redraw=True), "scope": "mapped"},
+    "prospr, M = 10": {"method": prospr.Iterative(prospr.ProsPr(steps=10), rounds=20, redraw=True), "scope": "mapped"},
     "prospr, balanced": {"method": "prospr", "scope": "balanced"},  # without what rare tokens are given
     "prospr, balanced: last layer shuffled": {"method": "prospr", "scope": "balanced"},
     "prospr, balanced: others shuffled": {"method": "prospr", "scope": "balanced"},
@@ -81,7 +83,8 @@ def main() -> None:
 def run(arm: str, seed: int, size: dict, args: argparse.Namespace, seen: Tensor, held: Tensor) -> dict:
     model, how, kept = build("gpt", seed=seed, **size), ARMS[arm], {}
     if how is not None:
-        batches = pieces(seen, 80 if how["method"] == "prospr" else 4, seed)  # twenty rounds of four
+        in_rounds = how["method"] == "prospr" or isinstance(how["method"], prospr.Iterative)
+        batches = pieces(seen, 80 if in_rounds else 4, seed)  # twenty rounds of four
         masks = prospr.prune(model, batches, args.sparsity, loss=next_token, seed=seed, **how)
         kept = by_part(masks)
         if ": " in arm:

@@ -3,6 +3,7 @@
     python benchmarks/small_mlp.py --out results/small_mlp_cpu.jsonl        # about eight minutes on a core
     python benchmarks/small_mlp.py --arms prospr erk --sparsities 0.99 --seeds 0
     python benchmarks/small_mlp.py --out results/small_mlp_tail_cpu.jsonl --tail 0.05 --arms prospr "prospr, balanced"
+    python benchmarks/small_mlp.py --out results/small_mlp_cpu.jsonl --leads      # ProsPr by other settings
 
 64 inputs, two hidden layers of 256 with batch norm, ten outputs; 30 epochs of SGD. Accuracy on a fifth of the training
 images, which is not trained on; the test images are not read. For one seed all networks have the same weights and see
@@ -12,10 +13,15 @@ JSON a run is added to the file, and a run that has a line is not run again.
 """
 
 import argparse
+import copy
+import itertools
 import json
 import statistics
 import warnings
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +30,73 @@ from torch import Tensor, nn
 import prospr
 from prospr.errors import CollapseError
 from prospr.lab.data import digits
+from prospr.meta.loss import evaluation_mode
+from prospr.scores.base import Problem, Scores
 
-ROUNDS = {"rounds": 20, "redraw": True}
+
+@dataclass(frozen=True)
+class Averaged(prospr.Score):
+    """The mean of a score over trajectories of other batches, each as shares."""
+
+    one: prospr.Score
+    times: int = 4
+
+    def score(self, problem: Problem) -> Scores:
+        found = [self.one.score(problem) for _ in range(self.times)]
+        return {name: torch.stack([scores[name] for scores in found]).mean(0) for name in problem.names}
+
+
+@dataclass(frozen=True)
+class OverDraws(prospr.Score):
+    """The mean of a score over other orders of the weights of every layer, each on batches of its own, as shares."""
+
+    one: prospr.Score
+    times: int
+
+    def score(self, problem: Problem) -> Scores:
+        found = []
+        for draw in range(self.times):
+            generator = torch.Generator().manual_seed(1000 * problem.seed + draw)
+            drawn = {
+                name: w.flatten()[torch.randperm(w.numel(), generator=generator)].reshape(w.shape)
+                for name, w in problem.weights().items()
+            }
+            found.append(self.one.score(replace(problem, drawn=drawn)))
+        return {name: torch.stack([scores[name] for scores in found]).mean(0) for name in problem.names}
+
+
+@dataclass(frozen=True)
+class WarmedUp(prospr.Score):
+    """A score of the network in eval mode, with norm statistics that are the mean over ten batches."""
+
+    one: prospr.Score
+
+    def saliency(self, problem: Problem) -> Scores:
+        model = copy.deepcopy(problem.model).train()
+        with torch.no_grad():
+            for name, start in problem.start(problem.pure_loss()).items():
+                model.get_parameter(name).copy_(start)
+            for module in model.modules():
+                if isinstance(module, nn.BatchNorm1d):
+                    module.reset_running_stats()
+                    module.momentum = None
+            for images, _ in itertools.islice(problem.data(), 10):
+                model(images)
+        with patch.object(import_module("prospr.scores.prospr"), "training_mode", evaluation_mode):
+            return self.one.saliency(replace(problem, model=model))
+
+
+def _rounds(score: prospr.Score, redraw: bool = True) -> dict:
+    """What the default does on a perceptron, with another score."""
+    return {"method": prospr.Iterative(score, rounds=20, redraw=redraw), "scope": "balanced"}
+
+
 ARMS: dict[str, dict] = {
     "prospr": {"method": "prospr"},
     "prospr, balanced": {"method": "prospr", "scope": "balanced"},
     "prospr: shuffled": {"method": "prospr"},
-    "prospr, M = 0": {"method": prospr.Iterative(prospr.Snip(), **ROUNDS), "scope": "balanced"},
-    "prospr, not redrawn": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20), "scope": "balanced"},
+    "prospr, M = 0": _rounds(prospr.Snip()),
+    "prospr, not redrawn": _rounds(prospr.ProsPr(), redraw=False),
     "prospr, spread": {"method": "prospr", "scope": "spread"},
     "prospr, global": {"method": "prospr", "scope": "global"},
     "prospr, one shot": {"method": "prospr-one-shot"},
@@ -42,6 +107,32 @@ ARMS: dict[str, dict] = {
     "snip": {"method": "snip"},
     "random, balanced": {"method": prospr.Iterative(prospr.Random(), rounds=100), "scope": "balanced"},
     "erk": {"method": "erk"},
+}
+LEADS: dict[str, dict] = {
+    **{f"prospr, M = {steps}": _rounds(prospr.ProsPr(steps=steps)) for steps in (1, 10, 30, 79)},
+    "prospr, not redrawn, M = 0": _rounds(prospr.Snip(), redraw=False),
+    "prospr, not redrawn, M = 0, eleven batches": _rounds(prospr.Snip(batches=11), redraw=False),
+    "prospr, M = 0, eleven batches": _rounds(prospr.Snip(batches=11)),
+    **{f"prospr, not redrawn, M = {m}": _rounds(prospr.ProsPr(steps=m), redraw=False) for m in (1, 10, 30, 79)},
+    "prospr, not redrawn, M = 10, first order": _rounds(prospr.ProsPr(steps=10, order="first"), redraw=False),
+    "prospr, lr 0.1": _rounds(prospr.ProsPr(lr=0.1)),
+    "prospr, lr 0.1, M = 30": _rounds(prospr.ProsPr(lr=0.1, steps=30)),
+    "prospr, kappa 0.25": _rounds(prospr.ProsPr(kappa=0.25)),
+    "prospr, kappa 4": _rounds(prospr.ProsPr(kappa=4.0)),
+    "prospr, momentum": _rounds(prospr.ProsPr(momentum=0.9)),
+    "prospr, first order": _rounds(prospr.ProsPr(order="first")),
+    "prospr, same batch": _rounds(prospr.ProsPr(same_batch=True)),
+    "prospr, batches of 16": _rounds(prospr.ProsPr()) | {"batch": 16},
+    "prospr, batches of 512": _rounds(prospr.ProsPr()) | {"batch": 512},
+    "prospr, four trajectories": _rounds(Averaged(prospr.ProsPr())),
+    "prospr, focused": {"method": "prospr", "scope": "focused"},
+    "prospr, recover": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20, recover=True), "scope": "balanced"},
+    "prospr, recover, global": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20, recover=True)},
+    "force, 20 rounds": {"method": prospr.Iterative(prospr.Snip(), rounds=20, recover=True)},
+    "prospr, warmed up": _rounds(WarmedUp(prospr.ProsPr())),
+    "prospr, four draws": _rounds(OverDraws(prospr.ProsPr(), 4)),
+    "prospr, sixteen draws": _rounds(OverDraws(prospr.ProsPr(), 16)),
+    "prospr, M = 0, sixteen draws": _rounds(OverDraws(prospr.Snip(), 16)),
 }
 EPOCHS, BATCH = 30, 128
 
@@ -56,7 +147,7 @@ def main() -> None:
     done = {(row["arm"], row["sparsity"], row["seed"]) for row in rows}
     seen, held = _halves(args.tail)
     for sparsity in args.sparsities:
-        for arm in args.arms:
+        for arm in args.arms or (LEADS if args.leads else ARMS):
             for seed in args.seeds:
                 if (arm, sparsity, seed) not in done:
                     key = {"arm": arm, "sparsity": sparsity, "seed": seed, "tail": args.tail}
@@ -64,14 +155,30 @@ def main() -> None:
                     if out is not None:
                         with out.open("a") as file:
                             file.write(json.dumps(rows[-1]) + "\n")
-            here = [row for row in rows if (row["arm"], row["sparsity"]) == (arm, sparsity)]
-            print(_line(arm, sparsity, [row["accuracy"] for row in here]), flush=True)
+            found = _by_seed(rows, arm, sparsity)
+            line = _line(arm, sparsity, list(found.values()))
+            print(line + _paired(found, _by_seed(rows, args.minus, sparsity), args.minus), flush=True)
+
+
+def _by_seed(rows: list[dict], arm: str, sparsity: float) -> dict[int, float | None]:
+    found = {row["seed"]: row["accuracy"] for row in rows if (row["arm"], row["sparsity"]) == (arm, sparsity)}
+    return dict(sorted(found.items()))
+
+
+def _paired(found: dict[int, float | None], other: dict[int, float | None], name: str) -> str:
+    """The difference to another arm in the seeds that both have, and its deviation."""
+    pairs = [(found[seed], other[seed]) for seed in found if found[seed] is not None and other.get(seed) is not None]
+    gaps = [100 * (mine - theirs) for mine, theirs in pairs]
+    if len(gaps) < 2 or found == other:
+        return ""
+    return f"   over {name}: {statistics.fmean(gaps):+.2f} ({statistics.stdev(gaps):.2f})"
 
 
 def _run(arm: str, sparsity: float, seed: int, seen: tuple, held: tuple) -> dict:
-    model = _network(seed)
+    model, settings = _network(seed), {"batch": BATCH, **(ARMS | LEADS)[arm]}
     try:
-        masks = prospr.prune(model, _batches(seen, 80, seed), sparsity, seed=seed, **ARMS[arm])
+        batches = _batches(seen, 80, seed, settings.pop("batch"))
+        masks = prospr.prune(model, batches, sparsity, seed=seed, **settings)
     except CollapseError as error:
         return {"accuracy": None, "error": str(error), "layers": {}}
     if arm.endswith(": shuffled"):
@@ -110,9 +217,9 @@ def _halves(tail: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (images[first], labels[first]), (images[last], labels[last])
 
 
-def _batches(data: tuple[Tensor, Tensor], count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+def _batches(data: tuple[Tensor, Tensor], count: int, seed: int, size: int = BATCH) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    rows = [torch.randperm(len(data[0]), generator=generator)[:BATCH] for _ in range(count)]
+    rows = [torch.randperm(len(data[0]), generator=generator)[:size] for _ in range(count)]
     return [(data[0][row], data[1][row]) for row in rows]
 
 
@@ -121,17 +228,19 @@ def _line(arm: str, sparsity: float, found: list[float | None]) -> str:
     failed = f", {len(found) - len(reached)} failed" if len(reached) < len(found) else ""
     each = " ".join(f"{one:.1f}" for one in reached)
     if not reached:
-        return f"{100 * sparsity:<6g}{arm:<22}{failed.removeprefix(', ')}"
+        return f"{100 * sparsity:<6g}{arm:<44}{failed.removeprefix(', ')}"
     spread = f" ({statistics.stdev(reached):.1f})" if len(reached) > 1 else ""
-    return f"{100 * sparsity:<6g}{arm:<22}{statistics.fmean(reached):.1f}{spread}   {each}{failed}"
+    return f"{100 * sparsity:<6g}{arm:<44}{statistics.fmean(reached):.1f}{spread}   {each}{failed}"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
+    parser.add_argument("--arms", nargs="+", choices=ARMS | LEADS, metavar="ARM")
+    parser.add_argument("--leads", action="store_true", help="ProsPr by other settings, in place of all methods")
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.95, 0.98, 0.99])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--tail", type=float, default=1.0, help="images of the rarest digit, as a part of the others'")
+    parser.add_argument("--minus", default="prospr", help="an arm; the others are told from it, paired by seed")
     parser.add_argument("--out", help="a line of JSON a run is added to this file")
     return parser.parse_args()
 

@@ -108,7 +108,7 @@ def test_the_plan_of_the_whole_benchmark(fair):
     wishes = [fair._arguments(line) for line in lines if line]
     assert {wish.table for wish in wishes} == set(fair.TABLES)
     for wish in wishes:
-        assert len(fair.wanted(wish)) == len(wish.arms) * len(wish.seeds)
+        assert len(fair.wanted(wish)) == len(wish.arms) * len(wish.seeds) * len(wish.sparsities or [0.8])
         assert wish.out == f"results/{'fair' if wish.split == 'test' else 'screening_methods'}_{wish.table}.jsonl"
 
 
@@ -128,7 +128,7 @@ def test_what_is_left_of_a_plan(fair, tmp_path, monkeypatch, capsys):
     fair.main(["--plan", str(plan), "--show", "--seeds", "0"])
     shown = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()[1:]]
     assert [line[:2] for line in shown] == [["3", "4"], ["2", "2"], ["1", "2"], ["6", "7"]]
-    assert [line[2] for line in shown[:3]] == ["4", "0", "2"]  # 90 s a run; of nine epochs none is known
+    assert [line[2] for line in shown[:3]] == ["4", "?", "2"]  # 90 s a run; of nine epochs none is known
     assert shown[1][3] == "resnet20, test, 9 epochs: snip 'random, balanced'"
 
 

@@ -3,8 +3,8 @@
 A comment above such a table names the file: `<!-- results/fair_resnet20.jsonl -->`. Its columns are sparsities, its
 rows methods; a cell is a mean, with a deviation, the number of runs or the seeds' own figures where they are given.
 `seed=0,1` or another field: of runs that have one of these there. Losses stand as they are, and the lowest is best.
-`minus=ARM`: ARM's accuracy minus the row's, paired by seed, bold where three pairs tell it from zero (Student's t).
-`over=ARM`: the row's accuracy minus ARM's, likewise.
+`minus=ARM`: ARM's accuracy minus the row's, paired by seed, bold where the pairs tell it from zero (Student's t).
+`over=ARM`: the row's accuracy minus ARM's, likewise. In ARM a space is written "_".
 `best=bold`: the best of a column is bold, and nothing else.
 `as=NAME`: a table with a layout of its own; a function of that name in doc_tables.py says what its cells should be.
 
@@ -38,7 +38,8 @@ PARAGRAPHS = [text for text in re.split(r"\n\s*\n|^\* ", PROSE, flags=re.M) if t
 SAID = re.compile(r"<!-- ((?:results/\S+ )+)says=(\w+) -->\s*$")
 NO_MEASUREMENT = re.compile(r"`[^`]*`|<!--.*?-->|\]\(.*?\)|\b(?:Python|PyTorch|Version) [\d.]+\b", re.S)
 ALONE = re.compile(rf"(?<![\w.^-]){NUMBER.pattern}(?!\w)")
-NAMES = {  # what a row is called in a table -> in the file, where it is not the same in small letters
+STUDENT = {3: 4.303, 5: 2.776, 15: 2.145}  # pairs: how many standard errors are told from zero, at 95 %
+NAMES = {  # what a row is called in a table -> in the file, where it is not that in small letters or after "prospr, "
     "": {
         "ProsPr (default)": "prospr",
         "ProsPr, 20 rounds, balanced (default)": "prospr",
@@ -60,7 +61,12 @@ NAMES = {  # what a row is called in a table -> in the file, where it is not the
         "ProsPr, 20 rounds, balanced": "prospr, balanced",
         "ProsPr, 20 rounds, balanced (default)": "prospr, balanced",
     },
-    "focus_digits": {"ProsPr (default: balanced)": "prospr"},
+    "focus_digits": {
+        "ProsPr (default: balanced)": "prospr",
+        "SNIP in 60 rounds, balanced, redrawn": "snip, balanced, redrawn",
+        "M = 3, balanced": "prospr",
+        "M = 10, balanced": "prospr, M=10",
+    },
     "screening_resnet20_h200": {
         "random, layers balanced": "random-balanced",
         "NTK-SAP, 20 rounds": "ntk-sap",
@@ -94,14 +100,24 @@ NAMES = {  # what a row is called in a table -> in the file, where it is not the
     },
     "gpt_cpu": {
         "prospr (the default from now on)": "prospr",
+        "M = 3 (the default)": "prospr",
         "prospr, balanced (the default until section 14)": "prospr, balanced",
     },
     "small_mlp_cpu": {
         "its mask, shuffled within layers": "prospr: shuffled",
         "M = 0 (SNIP in 20 rounds, balanced, redrawn)": "prospr, M = 0",
-        "not redrawn": "prospr, not redrawn",
-        "spread": "prospr, spread",
-        "global": "prospr, global",
+        "not redrawn (M = 3)": "prospr, not redrawn",
+        "ProsPr (default: M = 3, lr from curvature, kappa 1, batches of 128)": "prospr",
+        "momentum 0.9": "prospr, momentum",
+        "the same batch in all steps": "prospr, same batch",
+        "mean over four trajectories": "prospr, four trajectories",
+        "mean over four draws of the weights": "prospr, four draws",
+        "mean over sixteen draws": "prospr, sixteen draws",
+        "M = 0, mean over sixteen draws": "prospr, M = 0, sixteen draws",
+        "norm statistics warmed up": "prospr, warmed up",
+        "pruned weights may come back": "prospr, recover",
+        "they may, and one threshold for all layers": "prospr, recover, global",
+        "FORCE in 20 rounds, which is that with M = 0": "force, 20 rounds",
     },
 }
 CELL = re.compile(
@@ -117,7 +133,7 @@ def test_there_are_some():
 
 @pytest.mark.parametrize(("path", "options", "table"), FOUND)
 def test_a_table_says_what_was_measured(path, options, table):
-    asked = dict(option.split("=") for option in options.split())
+    asked = dict(option.split("=", 1) for option in options.split())
     runs = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
     for key, values in asked.items():
         if key not in ("minus", "over", "best"):
@@ -125,13 +141,16 @@ def test_a_table_says_what_was_measured(path, options, table):
     header, _, *lines = ([cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines())
     shares = [float(share) / 100 for share in re.findall(r"([\d.]+) %", " ".join(header[1:]))]
     assert len(shares) == len(header) - 1
+    arms = {run.get("arm") or run["variant"] for run in runs}
     means: dict[float, dict[str, float]] = {}
     other = asked.get("minus", asked.get("over"))
+    other = None if other is None else other.replace("_", " ")
     for label, *cells in lines:
         if label.startswith(("*literature*", "FLOPs")):
             continue
         name = label.replace("**", "").removeprefix("- ")
-        arm = (NAMES[""] | NAMES.get(Path(path).stem, {})).get(name, name.lower())
+        known = f"prospr, {name}" if f"prospr, {name}" in arms else name.lower()
+        arm = (NAMES[""] | NAMES.get(Path(path).stem, {})).get(name, known)
         for share, cell in zip(shares, cells, strict=True):
             found = _figures(runs, arm, share, other)
             found = [-gap for gap in found] if "over" in asked else found
@@ -140,8 +159,8 @@ def test_a_table_says_what_was_measured(path, options, table):
             if text.strip("- "):
                 _check(f"{label}, {share}: {cell}", text, found)
                 means.setdefault(share, {})[cell] = fmean(found)
-                if other is not None and len(found) == 3:
-                    told = abs(fmean(found)) > 4.303 * stdev(found) / math.sqrt(3)
+                if other is not None and len(found) in STUDENT:
+                    told = abs(fmean(found)) > STUDENT[len(found)] * stdev(found) / math.sqrt(len(found))
                     assert told == ("**" in cell), f"{label}, {share}: {cell}"
     assert means
     if asked.get("best") == "bold":
