@@ -15,6 +15,7 @@ from doc_tables import ROOT, having, load
 
 RESNET20, VGG16 = "results/fair_resnet20.jsonl", "results/fair_vgg16.jsonl"
 CHANNELS, TRAINING, GPT = "results/fair_structured.jsonl", "results/training_h200.json", "results/gpt_cpu.jsonl"
+PERCEPTRON = "results/small_mlp_cpu.jsonl"
 FIVE = (73.8, 89.3, 95.6, 97.2, 98.2)
 DATA_METHODS = ("snip", "synflow", "grasp", "force")
 Said = list[float | None]
@@ -38,7 +39,7 @@ def ahead(path: str, arm: str, other: str, share: float) -> list[float]:
 
 def shown(gaps: list[float]) -> bool:
     """Whether the 95 % interval of the mean leaves zero out (Student's t)."""
-    t = {2: 12.706, 3: 4.303, 5: 2.776}[len(gaps)]
+    t = {2: 12.706, 3: 4.303, 5: 2.776, 15: 2.145}[len(gaps)]
     return abs(fmean(gaps)) > t * stdev(gaps) / math.sqrt(len(gaps))
 
 
@@ -90,6 +91,15 @@ def gpt() -> Said:
     untied = [losses(arm, tied=False) for arm in ("prospr", "random, balanced", "snip")]
     tied = [fmean(losses(arm, tied=True)) for arm in ("prospr", "random, balanced")]
     return [90, *(number for found in untied for number in (fmean(found), stdev(found))), *tied]
+
+
+def steps() -> Said:
+    worse = fmean(ahead(PERCEPTRON, "prospr", "prospr: shuffled", 99))
+    arms = ("prospr, not redrawn, M = 10", "prospr, not redrawn, M = 0", "force", "prospr")
+    found = [list(reached(PERCEPTRON, arm, 99).values()) for arm in arms]
+    assert all(len(accuracies) == 15 for accuracies in found)
+    assert shown(ahead(PERCEPTRON, *arms[:2], 99))
+    return [99, worse, *(number for accuracies in found for number in (fmean(accuracies), stdev(accuracies)))]
 
 
 def published() -> Said:
@@ -155,5 +165,6 @@ def rival() -> Said:
 
 
 SAID: dict[str, Callable[[], Said]] = {
-    one.__name__: one for one in (dense, resnet20, vgg, gpt, published, paper, literature, demo, many, step, rival)
+    one.__name__: one
+    for one in (dense, resnet20, vgg, gpt, steps, published, paper, literature, demo, many, step, rival)
 }
