@@ -31,6 +31,7 @@ ARMS = {
     "prospr": {"method": "prospr"},
     "prospr, M = 0": {"method": prospr.Iterative(prospr.Snip(), rounds=20, redraw=True), "scope": "mapped"},
     "prospr, M = 10": {"method": prospr.Iterative(prospr.ProsPr(steps=10), rounds=20, redraw=True), "scope": "mapped"},
+    "prospr, not redrawn": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20), "scope": "mapped"},
     "prospr, balanced": {"method": "prospr", "scope": "balanced"},  # without what rare tokens are given
     "prospr, balanced: last layer shuffled": {"method": "prospr", "scope": "balanced"},
     "prospr, balanced: others shuffled": {"method": "prospr", "scope": "balanced"},

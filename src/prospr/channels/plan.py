@@ -19,7 +19,7 @@ from prospr.layers import inputs_first
 from prospr.masks import enforce
 from prospr.masks.masks import Masks, table
 from prospr.meta.batches import tensors
-from prospr.meta.loss import unwrap
+from prospr.meta.loss import evaluation_mode, unwrap
 
 __all__ = ["Plan"]
 
@@ -115,8 +115,9 @@ class Plan:
             module = small.get_submodule(path)
             for key, value in values.items():
                 setattr(module, key, tuple(value) if isinstance(getattr(module, key), tuple) else value)
-        for module in small.modules():
-            _tell_sizes(module)
+        with evaluation_mode(small), torch.no_grad():  # training, spectral norm goes a step on when it is computed
+            for module in small.modules():
+                _tell_sizes(module)
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:
         """What is kept of a tensor of the shape of `name`: a parameter, its gradient, its momentum."""
