@@ -39,7 +39,7 @@ def ahead(path: str, arm: str, other: str, share: float) -> list[float]:
 
 def shown(gaps: list[float]) -> bool:
     """Whether the 95 % interval of the mean leaves zero out (Student's t)."""
-    t = {2: 12.706, 3: 4.303, 5: 2.776, 15: 2.145}[len(gaps)]
+    t = {2: 12.706, 3: 4.303, 5: 2.776, 25: 2.064}[len(gaps)]
     return abs(fmean(gaps)) > t * stdev(gaps) / math.sqrt(len(gaps))
 
 
@@ -95,11 +95,14 @@ def gpt() -> Said:
 
 def steps() -> Said:
     worse = fmean(ahead(PERCEPTRON, "prospr", "prospr: shuffled", 99))
-    arms = ("prospr, not redrawn, M = 10", "prospr, not redrawn, M = 0", "force", "prospr")
-    found = [list(reached(PERCEPTRON, arm, 99).values()) for arm in arms]
-    assert all(len(accuracies) == 15 for accuracies in found)
-    assert shown(ahead(PERCEPTRON, *arms[:2], 99))
-    return [99, worse, *(number for accuracies in found for number in (fmean(accuracies), stdev(accuracies)))]
+    plain, first, none = (f"prospr, not redrawn, {steps}" for steps in ("M = 10", "M = 10, first order", "M = 0"))
+    found = {arm: reached(PERCEPTRON, arm, 99) for arm in (plain, none, "force", "prospr", first)}
+    later = {arm: [by_seed[seed] for seed in range(5, 30)] for arm, by_seed in found.items()}  # the others chose M = 10
+    gaps = {arm: [a - b for a, b in zip(later[plain], later[arm], strict=True)] for arm in (first, none)}
+    assert all(map(shown, gaps.values()))
+    assert 0.4 < fmean(gaps[first]) / fmean(gaps[none]) < 0.6
+    means = [[fmean(later[arm]), stdev(later[arm])] for arm in (plain, none, "force", "prospr")]
+    return [99, worse, *means[0], *means[1], len(later[plain]), *means[2], *means[3]]
 
 
 def published() -> Said:

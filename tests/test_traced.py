@@ -38,7 +38,7 @@ PARAGRAPHS = [text for text in re.split(r"\n\s*\n|^\* ", PROSE, flags=re.M) if t
 SAID = re.compile(r"<!-- ((?:results/\S+ )+)says=(\w+) -->\s*$")
 NO_MEASUREMENT = re.compile(r"`[^`]*`|<!--.*?-->|\]\(.*?\)|\b(?:Python|PyTorch|Version) [\d.]+\b", re.S)
 ALONE = re.compile(rf"(?<![\w.^-]){NUMBER.pattern}(?!\w)")
-STUDENT = {3: 4.303, 5: 2.776, 15: 2.145}  # pairs: how many standard errors are told from zero, at 95 %
+STUDENT = {3: 4.303, 5: 2.776, 25: 2.064}  # pairs: how many standard errors are told from zero, at 95 %
 NAMES = {  # what a row is called in a table -> in the file, where it is not that in small letters or after "prospr, "
     "": {
         "ProsPr (default)": "prospr",

@@ -61,7 +61,9 @@ def counted(model: nn.Module, call: Any) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("network", [n for n in NETWORKS if n.name not in ("weight-norm", "spectral-norm")], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "network", [n for n in NETWORKS if n.name not in ("weight-norm", "spectral-norm")], ids=lambda n: n.name
+)
 def test_sizes_are_those_of_the_network_that_results(network):
     model, call = network.model(), network.call()
     found = find(model, network.example())
