@@ -32,6 +32,11 @@ ARMS = {
     "prospr, M = 0": {"method": prospr.Iterative(prospr.Snip(), rounds=20, redraw=True), "scope": "mapped"},
     "prospr, M = 10": {"method": prospr.Iterative(prospr.ProsPr(steps=10), rounds=20, redraw=True), "scope": "mapped"},
     "prospr, not redrawn": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20), "scope": "mapped"},
+    "prospr, recover": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20, recover=True), "scope": "mapped"},
+    "prospr, redrawn, recover": {
+        "method": prospr.Iterative(prospr.ProsPr(), rounds=20, redraw=True, recover=True),
+        "scope": "mapped",
+    },
     "prospr, balanced": {"method": "prospr", "scope": "balanced"},  # without what rare tokens are given
     "prospr, balanced: last layer shuffled": {"method": "prospr", "scope": "balanced"},
     "prospr, balanced: others shuffled": {"method": "prospr", "scope": "balanced"},

@@ -46,6 +46,8 @@ METHODS: dict[str, Any] = {
     "prospr": "prospr",
     "prospr-shuffled": "prospr",  # its mask, shuffled within each layer
     "prospr-4": prospr.Iterative(prospr.ProsPr(), rounds=4, redraw=True),
+    "prospr-recover": prospr.Iterative(prospr.ProsPr(), rounds=20, recover=True),  # pruned weights may come back
+    "prospr-redrawn-recover": prospr.Iterative(prospr.ProsPr(), rounds=20, redraw=True, recover=True),
     "snip": "snip",
     "snip-20": prospr.Iterative(prospr.Snip(), rounds=20),
     "snip-20-mb": prospr.Iterative(prospr.Snip(batches=SCORED), rounds=20),  # all 10,240 images in every round

@@ -4,12 +4,16 @@
     python benchmarks/small_mlp.py --arms prospr erk --sparsities 0.99 --seeds 0
     python benchmarks/small_mlp.py --out results/small_mlp_tail_cpu.jsonl --tail 0.05 --arms prospr "prospr, balanced"
     python benchmarks/small_mlp.py --out results/small_mlp_cpu.jsonl --leads      # ProsPr by other settings
+    python benchmarks/small_mlp.py --out results/small_mlp_cifar_cpu.jsonl --root DIR --sparsities 0.99
 
 64 inputs, two hidden layers of 256 with batch norm, ten outputs; 30 epochs of SGD. Accuracy on a fifth of the training
 images, which is not trained on; the test images are not read. For one seed all networks have the same weights and see
-the same batches. Many pixels at the edge are always blank, so a weight can be worth nothing. With --tail 0.05 there are
-fewer images of each digit to train on than of the one before, of the nine a twentieth of the zeros' number. A line of
-JSON a run is added to the file, and a run that has a line is not run again.
+the same batches. Many pixels at the edge are always blank, so a weight can be worth nothing. A line of JSON a run is
+added to the file, and a run that has a line is not run again.
+
+--tail 0.05: fewer images of each digit to train on than of the one before, of the nine a twentieth of the zeros'.
+--root DIR: in place of digits CIFAR-10 (in DIR/cifar-10-batches-bin) as 8 x 8 gray pixels, none of which is blank;
+20,000 images to train on and 5,000 others.
 """
 
 import argparse
@@ -29,7 +33,7 @@ from torch import Tensor, nn
 
 import prospr
 from prospr.errors import CollapseError
-from prospr.lab.data import digits
+from prospr.lab.data import digits, load
 from prospr.meta.loss import evaluation_mode
 from prospr.scores.base import Problem, Scores
 
@@ -127,7 +131,12 @@ LEADS: dict[str, dict] = {
     "prospr, four trajectories": _rounds(Averaged(prospr.ProsPr())),
     "prospr, focused": {"method": "prospr", "scope": "focused"},
     "prospr, recover": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20, recover=True), "scope": "balanced"},
+    "prospr, redrawn, recover": {
+        "method": prospr.Iterative(prospr.ProsPr(), rounds=20, redraw=True, recover=True),
+        "scope": "balanced",
+    },
     "prospr, recover, global": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20, recover=True)},
+    "prospr, recover, global, 60 rounds": {"method": prospr.Iterative(prospr.ProsPr(), rounds=60, recover=True)},
     "force, 20 rounds": {"method": prospr.Iterative(prospr.Snip(), rounds=20, recover=True)},
     "prospr, warmed up": _rounds(WarmedUp(prospr.ProsPr())),
     "prospr, four draws": _rounds(OverDraws(prospr.ProsPr(), 4)),
@@ -145,7 +154,7 @@ def main() -> None:
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out is not None and out.exists() else []
     rows = [row for row in rows if row.get("tail", 1.0) == args.tail]
     done = {(row["arm"], row["sparsity"], row["seed"]) for row in rows}
-    seen, held = _halves(args.tail)
+    seen, held = _gray_cifar(args.root) if args.root else _digits(args.tail)
     for sparsity in args.sparsities:
         for arm in args.arms or (LEADS if args.leads else ARMS):
             for seed in args.seeds:
@@ -204,7 +213,14 @@ def _network(seed: int) -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(256, 10))
 
 
-def _halves(tail: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _gray_cifar(root: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    split = load("cifar10", root=root).train
+    images = F.avg_pool2d(split.images[:25_000].float().mean(1, keepdim=True), 4).flatten(1)
+    images, labels = (images - images[:20_000].mean()) / images[:20_000].std(), split.labels[:25_000]
+    return (images[:20_000], labels[:20_000]), (images[20_000:], labels[20_000:])
+
+
+def _digits(tail: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Four fifths of the training images to train on, of digit d the tail^(d/9)th part, and the rest."""
     train = digits().train
     images, labels = train.images.float().flatten(1), train.labels
@@ -240,6 +256,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.95, 0.98, 0.99])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--tail", type=float, default=1.0, help="images of the rarest digit, as a part of the others'")
+    parser.add_argument("--root", help="where data sets lie: CIFAR-10 in place of digits")
     parser.add_argument("--minus", default="prospr", help="an arm; the others are told from it, paired by seed")
     parser.add_argument("--out", help="a line of JSON a run is added to this file")
     return parser.parse_args()

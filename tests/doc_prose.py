@@ -15,7 +15,7 @@ from doc_tables import ROOT, having, load
 
 RESNET20, VGG16 = "results/fair_resnet20.jsonl", "results/fair_vgg16.jsonl"
 CHANNELS, TRAINING, GPT = "results/fair_structured.jsonl", "results/training_h200.json", "results/gpt_cpu.jsonl"
-PERCEPTRON = "results/small_mlp_cpu.jsonl"
+PERCEPTRON, GRAY = "results/small_mlp_cpu.jsonl", "results/small_mlp_cifar_cpu.jsonl"
 FIVE = (73.8, 89.3, 95.6, 97.2, 98.2)
 DATA_METHODS = ("snip", "synflow", "grasp", "force")
 Said = list[float | None]
@@ -39,7 +39,7 @@ def ahead(path: str, arm: str, other: str, share: float) -> list[float]:
 
 def shown(gaps: list[float]) -> bool:
     """Whether the 95 % interval of the mean leaves zero out (Student's t)."""
-    t = {2: 12.706, 3: 4.303, 5: 2.776, 25: 2.064}[len(gaps)]
+    t = {2: 12.706, 3: 4.303, 5: 2.776, 10: 2.262, 25: 2.064}[len(gaps)]
     return abs(fmean(gaps)) > t * stdev(gaps) / math.sqrt(len(gaps))
 
 
@@ -101,8 +101,13 @@ def steps() -> Said:
     gaps = {arm: [a - b for a, b in zip(later[plain], later[arm], strict=True)] for arm in (first, none)}
     assert all(map(shown, gaps.values()))
     assert 0.4 < fmean(gaps[first]) / fmean(gaps[none]) < 0.6
-    means = [[fmean(later[arm]), stdev(later[arm])] for arm in (plain, none, "force", "prospr")]
-    return [99, worse, *means[0], *means[1], len(later[plain]), *means[2], *means[3]]
+    gray = {arm: list(reached(GRAY, arm, 99).values()) for arm in (plain, none, "force", "prospr")}
+    assert not shown(ahead(GRAY, plain, none, 99))
+    assert shown(ahead(GRAY, "force", "prospr", 99))
+    assert all(len(of) == 10 for of in gray.values())
+    digits, other = ([[fmean(of[arm]), stdev(of[arm])] for arm in gray] for of in (later, gray))
+    steps = [*digits[0], *digits[1], len(later[plain]), *other[0], *other[1]]
+    return [99, worse, *steps, *digits[2], *digits[3], *other[2], *other[3]]
 
 
 def published() -> Said:

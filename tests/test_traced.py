@@ -38,7 +38,7 @@ PARAGRAPHS = [text for text in re.split(r"\n\s*\n|^\* ", PROSE, flags=re.M) if t
 SAID = re.compile(r"<!-- ((?:results/\S+ )+)says=(\w+) -->\s*$")
 NO_MEASUREMENT = re.compile(r"`[^`]*`|<!--.*?-->|\]\(.*?\)|\b(?:Python|PyTorch|Version) [\d.]+\b", re.S)
 ALONE = re.compile(rf"(?<![\w.^-]){NUMBER.pattern}(?!\w)")
-STUDENT = {3: 4.303, 5: 2.776, 25: 2.064}  # pairs: how many standard errors are told from zero, at 95 %
+STUDENT = {3: 4.303, 5: 2.776, 10: 2.262, 25: 2.064}  # pairs: how many standard errors are told from zero, at 95 %
 NAMES = {  # what a row is called in a table -> in the file, where it is not that in small letters or after "prospr, "
     "": {
         "ProsPr (default)": "prospr",
@@ -101,6 +101,7 @@ NAMES = {  # what a row is called in a table -> in the file, where it is not tha
     "gpt_cpu": {
         "prospr (the default from now on)": "prospr",
         "M = 3 (the default)": "prospr",
+        "prospr (the default)": "prospr",
         "prospr, balanced (the default until section 14)": "prospr, balanced",
     },
     "small_mlp_cpu": {
@@ -118,6 +119,15 @@ NAMES = {  # what a row is called in a table -> in the file, where it is not tha
         "pruned weights may come back": "prospr, recover",
         "they may, and one threshold for all layers": "prospr, recover, global",
         "FORCE in 20 rounds, which is that with M = 0": "force, 20 rounds",
+    },
+    "small_mlp_cifar_cpu": {
+        "its mask, shuffled within layers": "prospr: shuffled",
+        "not redrawn (M = 3)": "prospr, not redrawn",
+        "pruned weights may come back": "prospr, recover",
+        "they may, and one threshold for all layers": "prospr, recover, global",
+        "that in 60 rounds": "prospr, recover, global, 60 rounds",
+        "redrawn, and they may come back": "prospr, redrawn, recover",
+        "FORCE in 20 rounds": "force, 20 rounds",
     },
 }
 CELL = re.compile(
