@@ -115,6 +115,8 @@ SMALL = {
     "ProsPr, 20 rounds, balanced (default)": ("prospr", "balanced"),
     "ProsPr, 20 rounds, tapered": ("prospr", "tapered"),
     "ProsPr, 20 rounds, spread": ("prospr", "spread"),
+    "ProsPr, not redrawn, pruned weights may come back": ("prospr-recover", "balanced"),
+    "ProsPr, redrawn, pruned weights may come back": ("prospr-redrawn-recover", "balanced"),
     "ProsPr, 4 rounds, balanced": ("prospr-4", "balanced"),
     "ProsPr, 4 rounds, tapered": ("prospr-4", "tapered"),
     "ProsPr, 20 rounds, balanced, its mask shuffled within layers": ("prospr-shuffled", "balanced"),
