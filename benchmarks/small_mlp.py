@@ -35,37 +35,23 @@ import prospr
 from prospr.errors import CollapseError
 from prospr.lab.data import digits, load
 from prospr.meta.loss import evaluation_mode
+from prospr.schedules import reordered
 from prospr.scores.base import Problem, Scores
 
 
 @dataclass(frozen=True)
 class Averaged(prospr.Score):
-    """The mean of a score over trajectories of other batches, each as shares."""
-
-    one: prospr.Score
-    times: int = 4
-
-    def score(self, problem: Problem) -> Scores:
-        found = [self.one.score(problem) for _ in range(self.times)]
-        return {name: torch.stack([scores[name] for scores in found]).mean(0) for name in problem.names}
-
-
-@dataclass(frozen=True)
-class OverDraws(prospr.Score):
-    """The mean of a score over other orders of the weights of every layer, each on batches of its own, as shares."""
+    """The mean of a score, as shares, over other batches; `redraw`: and over other orders of every layer's weights."""
 
     one: prospr.Score
     times: int
+    redraw: bool = False
 
     def score(self, problem: Problem) -> Scores:
         found = []
-        for draw in range(self.times):
-            generator = torch.Generator().manual_seed(1000 * problem.seed + draw)
-            drawn = {
-                name: w.flatten()[torch.randperm(w.numel(), generator=generator)].reshape(w.shape)
-                for name, w in problem.weights().items()
-            }
-            found.append(self.one.score(replace(problem, drawn=drawn)))
+        for time in range(self.times):
+            weights = reordered(problem.weights(), 1000 * problem.seed + time) if self.redraw else problem.drawn
+            found.append(self.one.score(replace(problem, drawn=weights)))
         return {name: torch.stack([scores[name] for scores in found]).mean(0) for name in problem.names}
 
 
@@ -90,9 +76,9 @@ class WarmedUp(prospr.Score):
             return self.one.saliency(replace(problem, model=model))
 
 
-def _rounds(score: prospr.Score, redraw: bool = True) -> dict:
+def _rounds(score: prospr.Score, redraw: bool = True, recover: bool = False) -> dict:
     """What the default does on a perceptron, with another score."""
-    return {"method": prospr.Iterative(score, rounds=20, redraw=redraw), "scope": "balanced"}
+    return {"method": prospr.Iterative(score, rounds=20, redraw=redraw, recover=recover), "scope": "balanced"}
 
 
 ARMS: dict[str, dict] = {
@@ -128,20 +114,17 @@ LEADS: dict[str, dict] = {
     "prospr, same batch": _rounds(prospr.ProsPr(same_batch=True)),
     "prospr, batches of 16": _rounds(prospr.ProsPr()) | {"batch": 16},
     "prospr, batches of 512": _rounds(prospr.ProsPr()) | {"batch": 512},
-    "prospr, four trajectories": _rounds(Averaged(prospr.ProsPr())),
+    "prospr, four trajectories": _rounds(Averaged(prospr.ProsPr(), 4)),
     "prospr, focused": {"method": "prospr", "scope": "focused"},
-    "prospr, recover": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20, recover=True), "scope": "balanced"},
-    "prospr, redrawn, recover": {
-        "method": prospr.Iterative(prospr.ProsPr(), rounds=20, redraw=True, recover=True),
-        "scope": "balanced",
-    },
+    "prospr, recover": _rounds(prospr.ProsPr(), redraw=False, recover=True),
+    "prospr, redrawn, recover": _rounds(prospr.ProsPr(), recover=True),
     "prospr, recover, global": {"method": prospr.Iterative(prospr.ProsPr(), rounds=20, recover=True)},
     "prospr, recover, global, 60 rounds": {"method": prospr.Iterative(prospr.ProsPr(), rounds=60, recover=True)},
     "force, 20 rounds": {"method": prospr.Iterative(prospr.Snip(), rounds=20, recover=True)},
     "prospr, warmed up": _rounds(WarmedUp(prospr.ProsPr())),
-    "prospr, four draws": _rounds(OverDraws(prospr.ProsPr(), 4)),
-    "prospr, sixteen draws": _rounds(OverDraws(prospr.ProsPr(), 16)),
-    "prospr, M = 0, sixteen draws": _rounds(OverDraws(prospr.Snip(), 16)),
+    "prospr, four draws": _rounds(Averaged(prospr.ProsPr(), 4, redraw=True)),
+    "prospr, sixteen draws": _rounds(Averaged(prospr.ProsPr(), 16, redraw=True)),
+    "prospr, M = 0, sixteen draws": _rounds(Averaged(prospr.Snip(), 16, redraw=True)),
 }
 EPOCHS, BATCH = 30, 128
 
@@ -152,21 +135,24 @@ def main() -> None:
     warnings.simplefilter("ignore", UserWarning)
     out = Path(args.out) if args.out else None
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out is not None and out.exists() else []
-    rows = [row for row in rows if row.get("tail", 1.0) == args.tail]
+    images = {"tail": args.tail, "data": "cifar10" if args.root else "digits"}
+    rows = [row for row in rows if images == {"tail": row.get("tail", 1.0), "data": row.get("data", "digits")}]
     done = {(row["arm"], row["sparsity"], row["seed"]) for row in rows}
     seen, held = _gray_cifar(args.root) if args.root else _digits(args.tail)
     for sparsity in args.sparsities:
         for arm in args.arms or (LEADS if args.leads else ARMS):
             for seed in args.seeds:
                 if (arm, sparsity, seed) not in done:
-                    key = {"arm": arm, "sparsity": sparsity, "seed": seed, "tail": args.tail}
-                    rows.append(key | _run(arm, sparsity, seed, seen, held))
+                    key = {"arm": arm, "sparsity": sparsity, "seed": seed}
+                    rows.append(key | images | _run(arm, sparsity, seed, seen, held))
                     if out is not None:
                         with out.open("a") as file:
                             file.write(json.dumps(rows[-1]) + "\n")
             found = _by_seed(rows, arm, sparsity)
             line = _line(arm, sparsity, list(found.values()))
-            print(line + _paired(found, _by_seed(rows, args.minus, sparsity), args.minus), flush=True)
+            if arm != args.minus:
+                line += _paired(found, _by_seed(rows, args.minus, sparsity), args.minus)
+            print(line, flush=True)
 
 
 def _by_seed(rows: list[dict], arm: str, sparsity: float) -> dict[int, float | None]:
@@ -178,9 +164,9 @@ def _paired(found: dict[int, float | None], other: dict[int, float | None], name
     """The difference to another arm in the seeds that both have, and its deviation."""
     pairs = [(found[seed], other[seed]) for seed in found if found[seed] is not None and other.get(seed) is not None]
     gaps = [100 * (mine - theirs) for mine, theirs in pairs]
-    if len(gaps) < 2 or found == other:
+    if len(gaps) < 2:
         return ""
-    return f"   over {name}: {statistics.fmean(gaps):+.2f} ({statistics.stdev(gaps):.2f})"
+    return f"   over {name}: {statistics.fmean(gaps):+.2f} ({statistics.stdev(gaps):.2f}, {len(gaps)} pairs)"
 
 
 def _run(arm: str, sparsity: float, seed: int, seen: tuple, held: tuple) -> dict:
@@ -257,7 +243,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--tail", type=float, default=1.0, help="images of the rarest digit, as a part of the others'")
     parser.add_argument("--root", help="where data sets lie: CIFAR-10 in place of digits")
-    parser.add_argument("--minus", default="prospr", help="an arm; the others are told from it, paired by seed")
+    parser.add_argument(
+        "--minus",
+        choices=ARMS | LEADS,
+        default="prospr",
+        metavar="ARM",
+        help="an arm; the others are told from it, paired by seed",
+    )
     parser.add_argument("--out", help="a line of JSON a run is added to this file")
     return parser.parse_args()
 

@@ -1,14 +1,14 @@
 """The benchmarks run: on narrow networks or few steps, in this process, for what they write and not for their times."""
 
-import importlib
+import importlib.util
 import json
 import shlex
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from benchmark_scripts import BENCHMARKS, imported
 from torch import nn
 
 import prospr
@@ -16,19 +16,6 @@ from prospr.lab.experiment import Experiment
 from prospr.lab.models import build
 from prospr.lab.runs.folder import find_run
 from prospr.lab.runs.making import check
-
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-HERE = ("channels", "fair", "narrower", "stability", "stepping", "torch_pruning_rival", "harness", "scale")
-HERE += ("fair_show", "small_cifar", "small_channels", "small_mlp", "gpt", "screening", "totals", "concentration")
-
-
-def imported(name, monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    for other in HERE:
-        monkeypatch.delitem(sys.modules, other, raising=False)
-    yield importlib.import_module(name)
-    for other in HERE:
-        sys.modules.pop(other, None)
 
 
 @pytest.fixture
@@ -507,26 +494,6 @@ def test_rare_bytes_are_kept_by_default(gpt, tmp_path, monkeypatch, capsys):
     gpt.main()  # what has a line is not run again
     assert len(out.read_text().splitlines()) == 3
     assert "held-out loss, mean" in capsys.readouterr().out
-
-
-@pytest.fixture
-def small_mlp(monkeypatch):
-    threads = torch.get_num_threads()
-    yield from imported("small_mlp", monkeypatch)
-    torch.set_num_threads(threads)
-
-
-def test_a_perceptron_needs_the_weights_that_rounds_find(small_mlp, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "mlp.jsonl"
-    words = ["small_mlp.py", "--out", str(out), "--sparsities", "0.99", "--seeds", "0"]
-    monkeypatch.setattr(sys, "argv", [*words, "--arms", "prospr", "prospr: shuffled", "snip"])
-    small_mlp.main()
-    rows = {row["arm"]: row for row in map(json.loads, out.read_text().splitlines())}
-    assert rows["prospr"]["accuracy"] > rows["prospr: shuffled"]["accuracy"] > rows["snip"]["accuracy"]
-    assert rows["prospr"]["layers"] == rows["prospr: shuffled"]["layers"]
-    small_mlp.main()  # what has a line is not run again
-    assert len(out.read_text().splitlines()) == 3
-    assert "99    prospr" in capsys.readouterr().out
 
 
 @pytest.fixture

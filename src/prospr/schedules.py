@@ -11,7 +11,7 @@ from prospr.granularity import Kind
 from prospr.masks.masks import Masks
 from prospr.scores.base import Problem, Score, Scores
 
-__all__ = ["Iterative"]
+__all__ = ["Iterative", "reordered"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Iterative:
         for t, target in enumerate(self.sparsities(sparsity)):
             if problem.batches is not None:
                 problem.batches.next_round()
-            drawn = _reordered(problem.weights(), problem.seed + t) if self.redraw else problem.drawn
+            drawn = reordered(problem.weights(), problem.seed + t) if self.redraw else problem.drawn
             now = replace(
                 problem, masks=masks, recover=self.recover, seed=problem.seed + t, density=1 - target, drawn=drawn
             )
@@ -99,7 +99,7 @@ class Iterative:
         return masks
 
 
-def _reordered(weights: Scores, seed: int) -> Scores:
+def reordered(weights: Scores, seed: int) -> Scores:
     """The values of each weight in another order, drawn on the CPU so that every device has the same. Zeros stay."""
     generator = torch.Generator().manual_seed(seed)
     found = {}

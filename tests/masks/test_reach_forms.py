@@ -90,10 +90,11 @@ CANCELLING = {
 }
 
 
+@pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("form", CANCELLING)
-def test_what_a_network_subtracts_or_compares_is_no_cut(form):
+def test_what_a_network_subtracts_or_compares_is_no_cut(form, samples):
     model = Net(CANCELLING[form], a=nn.Linear(3, 8), b=nn.Linear(8, 4), v=nn.Linear(8, 1))
-    effective, connected = look(model, cut(model), torch.ones(1, 3))
+    effective, connected = look(model, cut(model), torch.ones(samples, 3))
     assert connected
     assert effective == {"a": 24, "b": 32, "v": 0 if form == "centred" else 8}
-    assert look(model, cut(model, a__weight=ALL), torch.ones(1, 3)) == ({"a": 0, "b": 0, "v": 0}, False)
+    assert look(model, cut(model, a__weight=ALL), torch.ones(samples, 3)) == ({"a": 0, "b": 0, "v": 0}, False)

@@ -19,7 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from prospr.meta import fused
 
-__all__ = ["ForwardOverReverse", "ReverseOverReverse", "without_weight_gradients"]
+__all__ = [
+    "ForwardOverReverse",
+    "GradientInside",
+    "OneBackward",
+    "ReverseOverReverse",
+    "without_weight_gradients",
+]
 
 aten = torch.ops.aten
 
