@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from cases import CASES
 from oracle import dual_backward, relative_error
 
-from prospr.meta import SGD, AdamW, metagrad, pure_loss
+from prospr.meta import SGD, AdamW, capture, metagrad, pure_loss
 from prospr.meta.metagrad import adjoint
 from prospr.meta.products import Products
 
@@ -88,7 +88,8 @@ def test_activations_do_not_grow_with_the_number_of_steps():
 
 
 @pytest.mark.parametrize("name", ["dropout", "checkpointed", "residual", "lstm", "attention"])
-def test_recorded_steps_equal_direct_ones(name):
+def test_recorded_steps_equal_direct_ones(name, monkeypatch):
+    monkeypatch.setattr(capture, "PAYS_ANYWHERE", 0)  # whether it pays depends on what else the GPU does just now
     case = next(c for c in CASES if c.name == name)
     model = case.model().cuda()
     loss = pure_loss(model, **case.settings)
