@@ -8,7 +8,7 @@ rows methods; a cell is a mean, with a deviation, the number of runs or the seed
 `best=bold`: the best of a column is bold, and nothing else.
 `as=NAME`: a table with a layout of its own; a function of that name in doc_tables.py says what its cells should be.
 
-Running text of the README with a measured number ends with such a comment too,
+Running text of the README and docs/comparison.md with a measured number ends with such a comment too,
 `<!-- results/gpt_cpu.jsonl says=gpt -->`; a function of that name in doc_prose.py says what its numbers should be.
 """
 
@@ -33,8 +33,14 @@ FOUND = [one for one in EVERY if " as=" not in one.values[1]]
 OTHERS = [one for one in EVERY if " as=" in one.values[1]]
 BAR = re.compile(r"(?<!\\)\|")
 NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)")
-PROSE = re.sub(r"^```.*?^```|^\|.*?$|^#.*?$", "", (ROOT / "README.md").read_text(), flags=re.M | re.S)
-PARAGRAPHS = [text for text in re.split(r"\n\s*\n|^\* ", PROSE, flags=re.M) if text]
+PARAGRAPHS = [
+    text
+    for page in (ROOT / "README.md", ROOT / "docs" / "comparison.md")
+    for text in re.split(
+        r"\n\s*\n|^\* ", re.sub(r"^```.*?^```|^\|.*?$|^#.*?$|^    .*?$", "", page.read_text(), flags=re.M | re.S), flags=re.M
+    )
+    if text
+]
 SAID = re.compile(r"<!-- ((?:results/\S+ )+)says=(\w+) -->\s*$")
 NO_MEASUREMENT = re.compile(r"`[^`]*`|<!--.*?-->|\]\(.*?\)|\b(?:Python|PyTorch|Version) [\d.]+\b", re.S)
 ALONE = re.compile(rf"(?<![\w.^-]){NUMBER.pattern}(?!\w)")
@@ -139,7 +145,7 @@ CELL = re.compile(
 
 def test_there_are_some():
     assert len(FOUND) >= 15
-    assert sum("README" in one.id for one in FOUND) == 3
+    assert [sum(page in one.id for one in FOUND) for page in ("README", "comparison")] == [1, 3]
     assert len(OTHERS) >= 20
 
 
@@ -204,14 +210,14 @@ def test_a_table_of_another_layout_says_what_was_measured(path, options, table):
     assert checked
 
 
-def test_paragraphs_of_the_readme_with_a_measured_number_name_a_file():
+def test_paragraphs_with_a_measured_number_name_a_file():
     unnamed = [text for text in PARAGRAPHS if re.search(r"\d\.\d", _numbers_in(text)) and not SAID.search(text)]
     assert not unnamed
     assert len(PARAGRAPHS) > 20
 
 
 @pytest.mark.parametrize("text", [p for p in PARAGRAPHS if SAID.search(p)], ids=lambda text: SAID.search(text)[2])
-def test_a_paragraph_of_the_readme_says_what_was_measured(text):
+def test_a_paragraph_says_what_was_measured(text):
     files, name = SAID.search(text).groups()
     assert all((ROOT / file).exists() for file in files.split())
     expected, said = doc_prose.SAID[name](), ALONE.findall(_numbers_in(text))
