@@ -56,11 +56,15 @@ def resnet20() -> Said:
     over_ntk = {share: ahead(RESNET20, "prospr", "ntk-sap", share) for share in FIVE}
     assert [share for share, gaps in over_ntk.items() if fmean(gaps) < 0] == [97.2]
     assert not any(shown(gaps) for gaps in over_ntk.values())
+    told = [shown(ahead(RESNET20, "prospr", other, share)) for other in DATA_METHODS for share in FIVE]
     high = FIVE[2:]
     assert all(fmean(ahead(RESNET20, other, "erk", share)) < 0 for other in DATA_METHODS for share in high)
     over_erk = [fmean(ahead(RESNET20, arm, "erk", share)) for arm in ("prospr", "ntk-sap") for share in high]
-    low = [fmean(ahead(RESNET20, arm, "erk", share)) for arm in ("prospr", "ntk-sap", *DATA_METHODS) for share in FIVE[:2]]
-    return [most, 97.2, -fmean(over_ntk[97.2]), min(over_erk), max(over_erk), 95.6, 73.8, 89.3, max(low)]
+    low = [
+        fmean(ahead(RESNET20, arm, "erk", share)) for arm in ("prospr", "ntk-sap", *DATA_METHODS) for share in FIVE[:2]
+    ]
+    lead = [most, sum(told), len(told)]
+    return [*lead, 97.2, -fmean(over_ntk[97.2]), min(over_erk), max(over_erk), 95.6, *FIVE[:2], max(low)]
 
 
 def vgg16() -> Said:
@@ -134,7 +138,7 @@ def not_first() -> Said:
 
 
 def code() -> Said:
-    return [*published()[3:5], 98.2]
+    return [*published()[4:6], 98.2]
 
 
 def published() -> Said:
@@ -146,7 +150,7 @@ def published() -> Said:
         for run in having(load(RESNET20), arm="prospr-published", sparsity=0.982)
     }
     assert empty == {7, 8}
-    said = [fmean(paper), stdev(paper), 98.2, fmean(code), stdev(code), fmean(snip)]
+    said = [fmean(paper), stdev(paper), 98.2, 0.1, fmean(code), stdev(code), fmean(snip)]
     return [*said, fmean(shuffled), stdev(shuffled), 98.2]
 
 
@@ -201,7 +205,8 @@ def rival() -> Said:
     return [30, fmean(row["peak_gib"] for row in ours), public[0]["peak_gib"], fmean(ours_steps), *sorted(public_steps)]
 
 
-SAID: dict[str, Callable[[], Said]] = {
-    one.__name__: one
-    for one in (dense, resnet20, elsewhere, not_first, code, vgg16, vgg19, gpt, steps, published, paper, literature, demo, many, step, rival)
-}
+PARAGRAPHS = (
+    *(dense, resnet20, elsewhere, not_first, code, vgg16, vgg19, gpt, steps, published, paper, literature),
+    *(demo, many, step, rival),
+)
+SAID: dict[str, Callable[[], Said]] = {one.__name__: one for one in PARAGRAPHS}

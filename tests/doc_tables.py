@@ -241,7 +241,7 @@ ARMS = {
     "random, ERK's layers": "erk",
     "ProsPr, 20 plain rounds": "prospr-iterative",
     "ProsPr, one shot, exact, lr from curvature": "prospr, one shot",
-    "ProsPr, one shot, exact, lr 0.1 (the paper)": "prospr, one shot, lr 0.1",
+    "ProsPr, one shot, exact, lr 0.1 (the training's)": "prospr, one shot, lr 0.1",
     "random, the same share of every layer": "random",
     "ProsPr as its code has it (lr 0.5, momentum 0.9, first step detached)": "prospr-published",
 }

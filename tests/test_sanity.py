@@ -121,3 +121,34 @@ def test_networks_that_are_only_measured_draw_nothing(example):
     twin = stack(len(net[0].weight))
     torch.set_rng_state(state)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+class Gain(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.gain = nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        return super().forward(x) * self.gain
+
+
+class ByData(nn.Linear):
+    def reset_parameters(self):  # as older code does it: nothing counts what is written by .data
+        self.weight.data.uniform_(-1, 1)
+        self.bias.data.zero_()
+
+
+@pytest.mark.parametrize("make", [lambda: Gain(3, 3), lambda: nn.utils.spectral_norm(nn.Linear(3, 3))])
+def test_weights_that_a_reset_leaves_alone_are_an_error(make):
+    net = nn.Sequential(make())
+    before = {name: p.clone() for name, p in net.state_dict().items()}
+    with pytest.raises(SettingError, match="does not draw it anew"):
+        prospr.sanity.redraw(net, seed=1)
+    assert all(torch.equal(p, before[name]) for name, p in net.state_dict().items())
+
+
+def test_a_reset_that_writes_by_data_is_one():
+    net = nn.Sequential(ByData(3, 3))
+    twin = prospr.sanity.redraw(net, seed=1)
+    assert not torch.equal(twin[0].weight, net[0].weight)
+    assert (twin[0].bias == 0).all()

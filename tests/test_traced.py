@@ -33,12 +33,11 @@ FOUND = [one for one in EVERY if " as=" not in one.values[1]]
 OTHERS = [one for one in EVERY if " as=" in one.values[1]]
 BAR = re.compile(r"(?<!\\)\|")
 NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)")
+NO_PROSE = re.compile(r"^```.*?^```|^\|.*?$|^#.*?$|^    .*?$", re.M | re.S)
 PARAGRAPHS = [
     text
     for page in (ROOT / "README.md", ROOT / "docs" / "comparison.md")
-    for text in re.split(
-        r"\n\s*\n|^\* ", re.sub(r"^```.*?^```|^\|.*?$|^#.*?$|^    .*?$", "", page.read_text(), flags=re.M | re.S), flags=re.M
-    )
+    for text in re.split(r"\n\s*\n|^\* ", NO_PROSE.sub("", page.read_text()), flags=re.M)
     if text
 ]
 SAID = re.compile(r"<!-- ((?:results/\S+ )+)says=(\w+) -->\s*$")

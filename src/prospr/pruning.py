@@ -68,11 +68,16 @@ def score(
 ) -> Scores:
     """What every prunable weight is worth, as {parameter name: tensor of its shape}. The model is not changed.
 
-    batches: any iterable of batches, such as a DataLoader; as many are read as the method needs.
-    method: by default ProsPr, which scores once here.
+    The scores are shares: together they are 1.
+
+    batches: any iterable of batches, such as a DataLoader; as many are read as the method needs. Each is to hold
+        tensors of its own, since several are looked at together.
+    method: by default ProsPr in one shot. (That of `prospr.prune` scores in twenty rounds, which are no one score.)
     loss: `loss(model, batch) -> scalar tensor`; cross-entropy of (inputs, targets) by default.
     prunable: which parameters; see `prospr.prunable`.
     granularity, example: "channel" for one score a group of channels, as {set of channels: tensor}; see `prospr.prune`.
+        Patterns and blocks are made of the scores of single weights.
+    seed: of what the method and the model draw; the same seed gives the same scores.
     ranks: where torch.distributed is initialised all its ranks score together ("auto"): each passes its part of every
         batch, and all get the scores of the whole batches. It must then be called on every rank. A `prospr.Ranks` says
         which and how; None scores in this process alone.
@@ -87,13 +92,17 @@ def score(
             f"method={method!r} scores anew in each of its {chosen.rule.rounds} rounds, so it has no one score; "
             "prospr.prune runs it, and prospr.score takes the score inside it"
         )
+    if chosen.rule.redraw:
+        raise SettingError(f"method={method!r}: prospr.score scores the weights as they are; leave redraw=True out")
+    if (granularity or chosen.granularity) != "channel":
+        parse(granularity or chosen.granularity)
     with torch.inference_mode(False), replay(None, devices_of(model.parameters())):
         if is_sharded(model):
-            problem = _problem(model, batches, loss, prunable, seed, None)
+            problem = _problem(model, batches, loss, prunable, seed, None, example)
             return score_shards(problem, chosen, granularity or chosen.granularity, ranks)
         facts = {"method": chosen.rule, "seed": seed, "granularity": granularity, "example given": example is not None}
         with _team(ranks, "prospr.score", model, facts) as team:
-            problem = _problem(model, batches, loss, prunable, seed, team)
+            problem = _problem(model, batches, loss, prunable, seed, team, example)
             if (granularity or chosen.granularity) != "channel":
                 _warn_of_computed(model, prunable)
                 return chosen.rule.score.score(problem)
@@ -122,6 +131,12 @@ def prune(
 ) -> Masks:
     """Prune `model` in place before it is trained; it stays sparse while it trains. Returns the masks.
 
+    batches: any iterable of batches, such as a DataLoader; as many are read as the method needs (the default four in
+        each of its rounds), each with tensors of its own. None for methods that look at weights alone ("magnitude",
+        "random", "erk"); with `example`, also for those that look at shapes ("synflow", "ntk-sap", "phew").
+    loss: `loss(model, batch) -> scalar tensor`; cross-entropy of (inputs, targets) by default.
+    prunable: which parameters; see `prospr.prunable`.
+    seed: of what the method and the model draw; on one machine the same seed gives the same masks.
     sparsity: the share of prunable weights that go, 0.95 for 95 %.
     method: "prospr" scores 20 times, each time with the initial weights of every layer in another order, so it is for
         networks that are not trained yet. For weights that are, use "prospr-one-shot". See `prospr.methods()`.
@@ -129,7 +144,8 @@ def prune(
     granularity="channel": whole channels go, with every weight, bias and norm parameter that belongs to them, so that
         `prospr.shrink` can make the network smaller. `sparsity` is then the share of the network's `budget`
         ("parameters", "channels" or "flops") that goes; round_to, per_flop: see `prospr.channels.Groups.select`.
-        Which channels go together is found by running the model on one sample of the first batch, or of `example`.
+        Which channels go together is found by running the model on one sample of the first batch, or of `example`, an
+        input (or a tuple of arguments, or a dict of keyword arguments) as the model takes it.
     collapse: what to do where pruning cuts every path from input to output. A layer that empties beside a skip
         connection is a warning. After an error the model is as it was.
     ranks: see `prospr.score`. All ranks end with the same masks, or with an error.
@@ -150,8 +166,10 @@ def prune(
         granularity = granularity or chosen.granularity
         chosen = chosen.in_one_shot() if is_sharded(plain) else chosen.suited(granularity)
         asked, scope = scope is not None, scope or chosen.scope
+        if granularity != "channel" and (budget != "parameters" or round_to != 1 or per_flop):
+            raise SettingError("budget, round_to and per_flop are for granularity='channel'")
         if is_sharded(plain):
-            problem = _problem(plain, batches, loss, prunable, seed, None)
+            problem = _problem(plain, batches, loss, prunable, seed, None, example)
             masks = prune_shards(problem, sparsity, chosen, scope, keep_per_layer, granularity, ranks)
             if collapse != "ignore":
                 _check_collapse(plain, masks, None, collapse)
@@ -161,22 +179,18 @@ def prune(
         facts |= {"keep_per_layer": keep_per_layer, "budget": budget, "round_to": round_to, "per_flop": per_flop}
         facts |= {"collapse": collapse, "example given": example is not None}
         with _team(ranks, "prospr.prune", plain, facts) as team:
-            problem = _problem(plain, batches, loss, prunable, seed, team)
+            problem = _problem(plain, batches, loss, prunable, seed, team, example)
             if granularity == "channel":
                 found = _groups(problem, example, prunable)
                 kind: Kind = Channels(found, scope, max(1, keep_per_layer), budget, round_to, per_flop)
                 problem, collapse = _of_channels(problem, found), "ignore"  # every layer keeps a channel
             else:
-                if budget != "parameters" or round_to != 1 or per_flop:
-                    raise SettingError("budget, round_to and per_flop are for granularity='channel'")
                 _refuse_transposed(plain, problem.names, granularity)
                 _warn_of_computed(plain, prunable)
                 kind = _weights(problem, scope, keep_per_layer, granularity, example, asked)
                 if granularity == "weight":
                     check_floor({n: w.numel() for n, w in problem.weights().items()}, sparsity, keep_per_layer)
             call = problem.call() if collapse != "ignore" else None
-            if call is None and collapse != "ignore" and example is not None:
-                call = call_of(example)
             masks = chosen.rule.masks(problem, sparsity, kind)
             if collapse != "ignore":
                 _check_collapse(plain, masks, call, collapse)
@@ -209,11 +223,13 @@ def _problem(
     which: Which,
     seed: int,
     team: Team | None,
+    example: Any = None,
 ) -> Problem:
     if not callable(loss):
         raise SettingError(f"loss={loss!r}: use a function of (model, batch) that returns a scalar tensor")
     names = tuple(find_prunable(model, which))
-    return Problem(model, names, None if batches is None else Stream(batches), loss, seed, team=team)
+    stream = None if batches is None else Stream(batches)
+    return Problem(model, names, stream, loss, seed, team=team, example=example)
 
 
 def _refuse_transposed(model: nn.Module, names: tuple[str, ...], granularity: Granularity) -> None:

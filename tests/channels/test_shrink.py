@@ -362,3 +362,26 @@ def test_groups_that_were_found_serve_as_the_example():
     one, other = prospr.shrink(net, masks, found), prospr.shrink(net, masks, x)
     assert torch.equal(one(x), other(x))
     assert one[0].out_features == other[0].out_features < 16
+
+
+def test_a_shortcut_that_goes_by_shapes_is_found_out():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.body = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+            self.side, self.head = nn.Conv2d(16, 32, 1), nn.Linear(32, 4)
+
+        def forward(self, x):
+            x = self.stem(x).relu()
+            y = self.body(x)
+            if x.shape != y.shape:
+                x = self.side(x)
+            return self.head((x + y).relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(2, 3, 8, 8)
+    masks = prospr.prune(model, None, 0.8, method="magnitude", granularity="channel", round_to=8, example=x)
+    if model.stem.weight[masks["stem.weight"]].numel() // 27 != 8:
+        pytest.skip("the widths are not equal here")
+    with pytest.raises(prospr.errors.PlanError, match="would not be what the masked one is"):
+        prospr.shrink(model, masks, x)

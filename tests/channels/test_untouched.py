@@ -1,6 +1,7 @@
 """Finding, scoring and shrinking channels leave the model, and torch's random numbers, exactly as they were."""
 
 import copy
+import random
 
 import pytest
 import torch
@@ -111,3 +112,57 @@ def test_where_gradients_are_off(guard):
         small = prospr.shrink(model, masks, example)
     assert all(p.requires_grad and not p.is_inference() for p in small.parameters())
     small(*example).sum().backward()
+
+
+def test_a_start_that_depends_on_data_is_not_made():
+    class ActNorm(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.scale, self.shift, self.begun = (
+                nn.Parameter(torch.ones(width)),
+                nn.Parameter(torch.zeros(width)),
+                False,
+            )
+
+        def forward(self, x):
+            if not self.begun and self.training:
+                with torch.no_grad():
+                    self.shift.copy_(-x.mean(0))
+                    self.scale.copy_(1 / x.std(0))
+                self.begun = True
+            return (x + self.shift) * self.scale
+
+    model = nn.Sequential(nn.Linear(6, 8), ActNorm(8), nn.ReLU(), nn.Linear(8, 3))
+    prospr.channels.groups(model, torch.randn(4, 6))
+    assert not model[1].begun
+    assert torch.equal(model[1].scale, torch.ones(8))
+
+
+def test_channels_do_not_depend_on_pythons_random_numbers():
+    class Drop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.block, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            x = self.stem(x).relu()
+            if not self.training or random.random() > 0.5:
+                x = x + self.block(x).relu()
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model, found = Drop(), set()
+    for seed in range(12):
+        random.seed(seed)
+        state = random.getstate()
+        found.add(len(prospr.channels.groups(model, torch.randn(1, 6))))
+        assert random.getstate() == state
+    assert len(found) == 1
+
+
+def test_channels_last_changes_nothing():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    x = torch.randn(2, 3, 8, 8)
+    plain = len(prospr.channels.groups(net, x))
+    other = prospr.channels.groups(net.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last))
+    assert len(other) == plain == 8

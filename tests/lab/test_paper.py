@@ -21,7 +21,7 @@ from prospr.lab.run import run_many
 from prospr.lab.runs.making import check
 from prospr.registry import methods
 
-SOURCE = Path("/work/shared/paper/tables.csv")
+SOURCE = Path(__file__).parents[3] / "shared" / "paper" / "tables.csv"
 SHIPPED = resources.files("prospr.lab") / "data_files" / "paper.csv"
 
 

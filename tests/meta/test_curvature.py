@@ -147,3 +147,13 @@ def test_every_round_finds_the_rate_of_its_own_weights_in_few_products(name, red
 def test_what_cannot_be_is_refused(call, says):
     with pytest.raises(prospr.PruningError, match=says):
         call(lambda p, x: (p["w"] ** 2).sum(), {"w": torch.ones(2)})
+
+
+def test_complex_parameters_count_as_two_real_ones_each():
+    torch.manual_seed(0)
+    a = torch.randn(6, 6, dtype=torch.complex128)
+    w = {"w": torch.randn(6, dtype=torch.complex128), "r": torch.zeros(3, dtype=torch.float64)}
+    bowl = lambda p, _: 0.5 * (a @ p["w"]).abs().square().sum() + 0.5 * p["r"].square().sum()  # noqa: E731
+    largest = torch.linalg.eigvalsh(a.mH @ a)[-1].item()
+    assert abs(extreme_eigenvalues(bowl, w, None).largest - largest) < 0.02 * largest
+    assert abs(stable_lr(bowl, w, None) * largest - 1) < 0.05

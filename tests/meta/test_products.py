@@ -271,3 +271,90 @@ for seed in range(3):
     prospr.score(build("resnet18", seed=seed, width=4), batches, method="snip")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_determinants_and_solutions(mode):
+    generator = torch.Generator().manual_seed(0)
+    w, v = (torch.randn(3, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    found = hvp(lambda p, _: -torch.linalg.slogdet(p["w"])[1], {"w": w}, None, {"w": v}, mode=mode)["w"]
+    assert torch.allclose(found, (w.inverse() @ v @ w.inverse()).mT, atol=1e-12)
+    solved = lambda p, _: torch.linalg.solve(3 * torch.eye(3, dtype=torch.float64) + p["w"], p["w"]).square().sum()  # noqa: E731
+    shifted = [gradient(solved, {"w": w + step * v}, None)[1]["w"] for step in (1e-6, -1e-6)]
+    product = hvp(solved, {"w": w}, None, {"w": v}, mode=mode)["w"]
+    assert torch.allclose(product, (shifted[0] - shifted[1]) / 2e-6, rtol=1e-6, atol=1e-8)
+
+
+class Sine(torch.autograd.Function):
+    """Once differentiable, with a rule for dual numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        return x.sin()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * ctx.saved_tensors[0].cos()
+
+
+def test_once_differentiable_functions_go_forward_but_not_beside_a_solution():
+    w, v = {"w": torch.tensor([[0.3, 0.2], [0.1, 0.5]])}, {"w": torch.ones(2, 2)}
+    own, plain = (hvp(lambda p, f: f(p["w"]).square().sum(), w, f, v)["w"] for f in (Sine.apply, torch.sin))
+    assert torch.allclose(own, plain)
+    with pytest.raises(prospr.errors.DerivativeError, match="once_differentiable"):
+        hvp(lambda p, f: torch.linalg.solve(torch.eye(2) + p["w"], f(p["w"])).sum(), w, Sine.apply, v)
+
+
+def test_what_the_loss_itself_raises_is_no_missing_derivative():
+    net = nn.Linear(4, 3)
+    loss = pure_loss(net)
+    batch = torch.randn(5, 4), torch.zeros(5, 1, dtype=torch.long)  # labels of one dimension too many
+    with pytest.raises(RuntimeError, match="multi-target") as raised:
+        hvp(loss, loss.params(), batch, loss.params())
+    assert not isinstance(raised.value, prospr.errors.DerivativeError)
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_a_parameter_that_is_reached_past_the_model_is_an_error(product):
+    net = nn.Linear(4, 3)
+    decayed = [net.weight]
+    loss = pure_loss(net, lambda m, b: F.cross_entropy(m(b[0]), b[1]) + sum(p.square().sum() for p in decayed))
+    batch = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
+    with pytest.raises(prospr.errors.LossError, match="weight: the loss reaches this parameter past the model"):
+        hvp(loss, loss.params(), batch, loss.params()) if product else gradient(loss, loss.params(), batch)
+    inside = pure_loss(net, lambda m, b: F.cross_entropy(m(b[0]), b[1]) + m.weight.square().sum())
+    assert gradient(inside, inside.params(), batch)[1]["weight"].isfinite().all()
+
+
+def test_hard_sigmoid_has_a_product():
+    net = nn.Sequential(nn.Linear(4, 5), nn.Hardsigmoid(), nn.Linear(5, 3))
+    smooth = nn.Sequential(nn.Linear(4, 5), nn.Identity(), nn.Linear(5, 3))
+    smooth[1].forward = lambda x: (x / 6 + 0.5).clamp(0, 1)
+    smooth.load_state_dict(net.state_dict())
+    batch = 3 * torch.randn(16, 4), torch.randint(0, 3, (16,))
+    ones = {name: torch.ones_like(p) for name, p in net.named_parameters()}
+    got, want = (hvp(pure_loss(m), pure_loss(m).params(), batch, ones) for m in (net, smooth))
+    assert all(torch.allclose(got[name], want[name], atol=1e-6) for name in got)
+
+
+def test_complex_convolutions_go_their_own_way():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c, self.o = nn.Conv1d(2, 3, 3, dtype=torch.complex64), nn.Linear(24, 3)
+
+        def forward(self, x):
+            return self.o(torch.view_as_real(self.c(torch.view_as_complex(x)) ** 2).flatten(1))
+
+    loss = pure_loss(Net())
+    batch = torch.randn(7, 2, 6, 2), torch.randint(0, 3, (7,))
+    ones = {name: torch.ones_like(p) for name, p in loss.params().items()}
+    one, other = (hvp(loss, loss.params(), batch, ones, mode=mode) for mode in ("auto", "forward"))
+    assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)

@@ -1,5 +1,6 @@
 """PHEW: where walks go, how often, and that what they visit are paths."""
 
+import copy
 import itertools
 import random
 from collections import Counter
@@ -12,6 +13,7 @@ from torch import nn
 import prospr
 from prospr.errors import SettingError
 from prospr.lab.models import build
+from prospr.schedules import reordered
 
 
 def chain(*sizes: int, seed: int = 0) -> nn.Sequential:
@@ -147,3 +149,17 @@ def test_bad_settings():
         prospr.Phew(density=1.5)
     with pytest.raises(prospr.errors.BatchError, match="PHEW must know the shape"):
         prospr.prune(chain(3, 2), None, 0.5, method="phew")
+
+
+def test_walks_go_over_redrawn_weights():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 40, bias=False), nn.ReLU(), nn.Linear(40, 2, bias=False))
+    batches = [(torch.randn(2, 3), torch.zeros(2).long())]
+    pruned = lambda n, m: prospr.prune(copy.deepcopy(n), batches, 0.9, method=m, seed=3, collapse="ignore")  # noqa: E731
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        for name, w in reordered({name: p.detach() for name, p in net.named_parameters()}, 3).items():
+            other.get_parameter(name).copy_(w)
+    redrawn = pruned(net, prospr.Iterative(prospr.Phew(), rounds=1, redraw=True))
+    assert redrawn == pruned(other, "phew")
+    assert redrawn != pruned(net, "phew")

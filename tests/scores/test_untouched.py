@@ -351,3 +351,70 @@ def test_every_step_sees_what_the_user_sees():
     for inputs, target in seen:
         assert torch.equal(inputs, batch[0])
         assert all(torch.equal(p, q) for p, q in zip(target, model.target.parameters(), strict=True))
+
+
+class Caching(nn.Module):
+    """Makes a table, a buffer and a flag when it first needs them, and keeps what it last gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out, self.table, self.seen, self.last = nn.Linear(6, 8), nn.Linear(8, 3), None, 0, None
+        self.register_buffer("frequencies", torch.arange(1.0, 9.0))
+
+    def forward(self, x):
+        if self.table is None or len(self.table) < x.shape[1]:
+            self.table = torch.outer(torch.arange(x.shape[1]).type_as(self.frequencies), self.frequencies).cos()
+        if x.shape[1] > self.seen:
+            self.seen = x.shape[1]
+            self.register_buffer("places", torch.arange(1.0, 1.0 + self.seen), persistent=False)
+        self.last = (self.inner(x) * self.table[: x.shape[1]] / self.places[:, None]).relu()
+        return self.out(self.last.mean(1))
+
+
+@pytest.mark.parametrize("method", ["prospr", "snip", "synflow", "magnitude"])
+def test_what_forward_keeps_is_put_back(method):
+    model = Caching()
+    batches = [(torch.randn(8, 5, 6), torch.randint(0, 3, (8,))) for _ in range(80)]
+    prospr.prune(model, batches, 0.5, method=method)
+    assert (model.table, model.seen, model.last) == (None, 0, None)
+    assert not hasattr(model, "places")
+    assert model(batches[0][0]).shape == (8, 3)  # and it makes them anew
+    copy.deepcopy(Caching())
+
+
+class Clamping(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["prospr-one-shot", "snip", "grasp"])
+def test_weights_that_forward_writes_to(method):
+    model = Clamping(4, 3)
+    before = model.weight.detach().clone()
+    prospr.score(model, [(torch.randn(5, 4), torch.randint(0, 3, (5,))) for _ in range(4)], method=method)
+    assert torch.equal(model.weight, before)
+    prospr.inspect(model, {"weight": torch.ones(3, 4, dtype=torch.bool)}, torch.randn(1, 4))
+    assert torch.equal(model.weight, before)
+
+
+def test_sparse_inputs_are_no_obstacle():
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x, edges):
+            return torch.sparse.mm(edges, self.b(torch.sparse.mm(edges, self.a(x)).relu()))
+
+    batches = [(torch.randn(10, 6), torch.eye(10).to_sparse(), torch.randint(0, 3, (10,)))] * 4
+    loss = lambda model, batch: nn.functional.cross_entropy(model(batch[0], batch[1]), batch[2])  # noqa: E731
+    assert prospr.prune(Graph(), batches, 0.5, method="snip", loss=loss).kept == 36
+
+
+@pytest.mark.parametrize("method", ["synflow", "ntk-sap", "phew"])
+def test_an_example_in_place_of_batches(method):
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 3))
+    masks = prospr.prune(model, None, 0.9, method=method, example=torch.zeros(1, 20))
+    assert masks.kept == 69

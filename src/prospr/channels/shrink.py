@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from prospr.channels.groups import Groups, find_groups
 from prospr.channels.plan import Plan
-from prospr.channels.trial import plan_for, without_masks
-from prospr.errors import SettingError
+from prospr.channels.trial import differs, plan_for, without_masks
+from prospr.errors import PlanError, SettingError
 from prospr.layers import inputs_first
 from prospr.masks.masks import Masks
 from prospr.meta.loss import call_of, unwrap
@@ -28,7 +28,14 @@ def plan(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Plan:
     model = unwrap(model)
     with torch.inference_mode(False):
         found = example if isinstance(example, Groups) else find_groups(model, call_of(example))
-    return plan_for(found, without_masks(model), found.removed(Masks(masks)))
+        how, plain = plan_for(found, without_masks(model), found.removed(Masks(masks))), without_masks(model)
+        if how.keep and not isinstance(example, Groups) and (why := differs(plain, masks, how, call_of(example))):
+            raise PlanError(
+                f"the smaller network would not be what the masked one is: {why}. Its forward pass may decide by sizes "
+                "that pruning changes (a shortcut taken where shapes differ, parts cut by their number); leave such "
+                "layers out with prunable=, or let other channels go (another sparsity or round_to)"
+            )
+    return how
 
 
 def shrink(

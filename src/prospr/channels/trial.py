@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,13 @@ from prospr.channels.plan import Plan
 from prospr.channels.size import Size
 from prospr.masks import enforce
 from prospr.meta.batches import map_tensors, tensors
-from prospr.meta.loss import Call, devices_of, replay
+from prospr.meta.loss import Call, devices_of, replay, replay_python
 from prospr.tracing.trace import FAILURES, pretend_training
 
 if TYPE_CHECKING:
     from prospr.channels.groups import Groups
 
-__all__ = ["plan_for", "without_masks", "works"]
+__all__ = ["differs", "plan_for", "without_masks", "works"]
 
 
 def plan_for(found: "Groups", model: nn.Module, removed: Iterable[int]) -> Plan:
@@ -71,11 +71,29 @@ def works(model: nn.Module, call: Call, found: "Groups", names: Iterable[str]) -
     choices = [removed for groups in some if (removed := _what_fits(found, itertools.chain(*groups)))]
     for precise in (True, False):
         twin = _random_twin(model, precise)
-        given = map_tensors(call, lambda t: t.double() if t.is_floating_point() else t) if precise else call
+        given = _precise(call) if precise else call
         with suppress(*FAILURES):
             tried = (_compare(copy.deepcopy(twin), given, found, removed) for removed in choices)
             return next((why for why in tried if why is not None), None)
     return "the network does not run with random weights"
+
+
+def differs(model: nn.Module, masks: Mapping[str, Tensor], how: Plan, call: Call) -> str | None:
+    """How the network of this plan differs from the masked one on these inputs; None if it does not, or cannot run."""
+    for precise in (True, False):
+        masked = copy.deepcopy(model).eval()
+        masked = masked.double() if precise else masked
+        with torch.no_grad():
+            named = dict(masked.named_parameters())
+            for name, mask in masks.items():
+                named[name].mul_(mask.to(named[name].device))
+        with suppress(*FAILURES):
+            return _differ(masked, how.shrink(masked), _precise(call) if precise else call)
+    return None
+
+
+def _precise(call: Call) -> Call:
+    return map_tensors(call, lambda t: t.double() if t.is_floating_point() else t)
 
 
 def _unequal(found: "Groups", names: Sequence[str]) -> dict[str, int]:
@@ -160,7 +178,7 @@ def _run(model: nn.Module, call: Call, seed: int = 0) -> list[Tensor]:
     searching = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False  # to search for the fastest kernels takes longer than one run gains
     try:
-        with replay(seed, devices_of(model.parameters())), torch.no_grad():
+        with replay(seed, devices_of(model.parameters())), replay_python(seed), torch.no_grad():
             return list(tensors(model(*args, **kwargs)))
     finally:
         torch.backends.cudnn.benchmark = searching

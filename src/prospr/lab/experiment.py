@@ -70,9 +70,9 @@ class Pruning:
     """What goes, and settings of the method; None is the method's own."""
 
     scope: Literal["global", "balanced", "mapped", "tapered", "spread", "focused", "layer", "erk"] | None = None
-    """What is compared: all weights; all as shares of their layer, the same but fewer in layers of small maps, or in
-    large layers, shares of layer and channels, or in fewer channels where weights are few; those of a layer; with ERK's
-    densities."""
+    """What is compared. global: all weights; balanced: all, as shares of their layer; mapped, tapered: balanced, with
+    fewer in layers of small maps, in large layers; spread, focused: balanced, channels too, or in fewer channels;
+    layer: the weights of each layer; erk: the same, with ERK's densities."""
     granularity: str | None = None
     """What goes whole: "weight", "channel", a pattern such as "2:4", a block such as "4x4"."""
     keep_per_layer: int = 0

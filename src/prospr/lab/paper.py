@@ -391,7 +391,9 @@ _AFTER = (
 )
 _SCALES = "The benchmark draws the scales of batch norms from U(0, 1); here they begin at 1 with either recipe."
 _BUDGET = "The sparsity of channels is read as the share of parameters that go, which the paper does not say."
-_LENGTH = "The learning rate of ProsPr's inner steps is prospr's own choice; the paper gives none."
+_LENGTH = (
+    "The learning rate of ProsPr's inner steps is prospr's own choice; the paper prints none but the training's, 0.1."
+)
 
 _ABOUT: dict[str, dict[str, Any]] = {
     "lth_cifar10_resnet20": {

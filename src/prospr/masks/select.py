@@ -54,7 +54,7 @@ def select(
         (balanced, with less for convolutions that make maps of fewer than 64 pixels, and no output of the network or
         entry of an embedding left out for being rare) and "focused" (balanced, and where a layer keeps few weights they
         go to fewer of the channels between two layers, so that each has enough).
-    keep_per_layer: at least so many weights stay in every layer, taken from the others' budget.
+    keep_per_layer: at least so many weights (of blocks, blocks) stay in every layer, taken from the others' budget.
     granularity: "weight"; "2:4" and the like (the best n of every m neighbours along a weight's inputs, which fixes the
         sparsity at 1 - n/m); or a block such as (4, 4) of outputs x inputs, kept or pruned whole by its mean score.
 

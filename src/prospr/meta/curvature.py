@@ -146,15 +146,21 @@ def _longest(matrix: Tensor, beta: Tensor) -> float:
 
 def _noise(params: Mapping[str, Tensor], seed: int) -> Params:
     generator = torch.Generator().manual_seed(check_seed(seed))
+    kinds = {name: torch.complex64 if p.is_complex() else torch.float32 for name, p in params.items()}
     return {
-        name: torch.randn(p.shape, generator=generator, dtype=torch.float32, device="cpu").to(p.device, p.dtype)
+        name: torch.randn(p.shape, generator=generator, dtype=kinds[name], device="cpu").to(p.device, p.dtype)
         for name, p in params.items()
     }
 
 
 def _dot(a: Params, b: Params) -> Tensor:
-    parts = [(a[name] * b[name]).sum(dtype=torch.float64) for name in a]
+    pairs = [(_real(a[name]), _real(b[name])) for name in a]
+    parts = [(x * y).sum(dtype=torch.float64) for x, y in pairs]
     return torch.stack([p.to(parts[0].device) for p in parts]).sum()
+
+
+def _real(t: Tensor) -> Tensor:
+    return torch.view_as_real(t) if t.is_complex() else t
 
 
 def _axpy(a: Params, b: Params, scale: Tensor) -> Params:

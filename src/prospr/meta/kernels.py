@@ -147,7 +147,8 @@ def _convolution(transposed: bool, dims: int) -> Callable[..., Tensor]:
 
 
 def _replaceable(x: Tensor, weight: Tensor, dims: int) -> bool:
-    return x.dim() == dims + 2 and x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
+    plain = x.dtype == weight.dtype and not x.is_complex()
+    return plain and x.dim() == dims + 2 and not torch.is_autocast_enabled(x.device.type)
 
 
 # ----------------------------------------------------------------------------------------------------- batch norm
@@ -269,6 +270,10 @@ def _weight_norm(v, g, dim=0):
     return v * (g / torch.norm_except_dim(v, 2, dim))  # the fused kernel's double backward is wrong
 
 
+def _hard_sigmoid(input, inplace=False):
+    return F.relu6(input + 3) / 6  # PyTorch has no second derivative of its own, which is zero
+
+
 def _without_cudnn(function: Callable) -> Callable:
     def call(*args, **kwargs):
         with torch.backends.cudnn.flags(enabled=False):  # cuDNN's recurrent kernels have no second derivative
@@ -328,7 +333,7 @@ def _follow(running: Tensor | None, value: Tensor, momentum: float) -> None:
             running.lerp_(value.to(running.dtype), momentum)
 
 
-_ALWAYS: dict[Any, Callable] = {torch._weight_norm: _weight_norm}
+_ALWAYS: dict[Any, Callable] = {torch._weight_norm: _weight_norm, F.hardsigmoid: _hard_sigmoid}
 for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     _ALWAYS[getattr(torch._VF, _name)] = _without_cudnn(getattr(torch._VF, _name))
 

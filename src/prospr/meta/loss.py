@@ -33,6 +33,7 @@ __all__ = [
     "cross_entropy",
     "devices_of",
     "evaluation_mode",
+    "masks_on",
     "one_sample",
     "pure_loss",
     "replay",
@@ -69,8 +70,22 @@ def pure_loss(model: nn.Module, loss: ModelLoss = cross_entropy) -> "PureLoss":
     >>> zero = {name: torch.zeros_like(p) for name, p in f.params().items()}
     >>> round(f(zero, batch).item(), 4)      # log 2: the model's own weights play no part
     0.6931
+
+    Weights that prospr's masks hold at zero on the model are held at zero here too.
     """
-    return PureLoss(model, loss)
+    return PureLoss(model, loss, masks_on(unwrap(model)))
+
+
+def masks_on(model: nn.Module) -> dict[str, Tensor]:
+    """The masks that are on a model, by parameter: buffers called `<parameter>_mask`, as Masks.apply leaves them."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {}
+    for module in model.modules():
+        for key, p in module._parameters.items():
+            mask = module._buffers.get(f"{key}_mask")
+            if p is not None and mask is not None and mask.dtype == torch.bool and mask.shape == p.shape:
+                found[names[id(p)]] = mask
+    return found
 
 
 class PureLoss:
@@ -89,6 +104,7 @@ class PureLoss:
                 if parameter is not None:
                     owners.setdefault(id(parameter), []).append((module, attribute))
         self._places = {name: owners[id(p)] for name, p in self.model.named_parameters()}
+        self._names = {id(p): name for name, p in self.model.named_parameters()}
         # What forward may write to: embeddings that keep their rows short, and a frozen network that follows the one
         # that is trained (MoCo, BYOL). A frozen network larger than what is trained is not copied: it is a backbone.
         short = {id(m.weight) for m in self._modules if isinstance(m, _LOOKUPS) and m.max_norm is not None}
@@ -96,6 +112,7 @@ class PureLoss:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad) if frozen else 0
         self._written = {name for name, p in self.model.named_parameters() if id(p) in short}
         self._written |= set(frozen) if sum(frozen.values()) <= trained else set()
+        self._watched = False  # whether forward ran once, and what else it writes to is known
         self._swapped: Params | None = None
 
     def params(self) -> Params:
@@ -116,6 +133,10 @@ class PureLoss:
         kinds = (nn.Conv2d, nn.ConvTranspose2d)
         places = self._places.items()
         return {n for n, owners in places if all(isinstance(m, kinds) and key == "weight" for m, key in owners)}
+
+    def own(self, tensor: Tensor) -> str | None:
+        """The name of a tensor that is a parameter of the model itself, and not one that is put in its place."""
+        return self._names.get(id(tensor))
 
     def synced(self) -> list[str]:
         """Names of the norm layers that take statistics over all ranks in their current mode."""
@@ -140,8 +161,9 @@ class PureLoss:
                 f"{unknown[0]!r} is not a parameter of {type(self.model).__name__}; "
                 f"it has {', '.join(list(self._places)[:6])}, ..."
             )
-        before = [(m, dict(m._parameters), dict(m._buffers), m.__dict__.get("_flat_weights")) for m in self._modules]
+        before = [(m, dict(m._parameters), dict(m._buffers), _attributes(m)) for m in self._modules]
         thin = [m for m in self._modules if isinstance(m, _LOOKUPS) and m.sparse]
+        watched: dict[str, tuple[Tensor, int]] = {}
         try:
             for name in self._written.difference(params):
                 module, attribute = self._places[name][0]
@@ -149,14 +171,20 @@ class PureLoss:
             for name, tensor in params.items():
                 if name in self.masks:
                     self._put(name, tensor * self.masks[name])
-                else:
-                    self._put(name, tensor.clone() if name in self._written else tensor)
+                elif name in self._written:
+                    self._put(name, tensor.clone())
+                elif self._watched or tensor.is_inference() or isinstance(tensor, nn.Parameter):
+                    self._put(name, tensor)
+                else:  # a copy once: where forward writes to it, from now on
+                    copy = tensor.clone()
+                    watched[name] = copy, copy._version
+                    self._put(name, copy)
             copies: dict[int, Tensor] = {}
-            for module, _, buffers, flat in before:
+            for module, _, buffers, attributes in before:
                 for attribute, buffer in buffers.items():
                     if buffer is not None:
                         module._buffers[attribute] = copies.setdefault(id(buffer), buffer.detach().clone())
-                if isinstance(module, nn.RNNBase) and flat is not None:  # it keeps a second list of its weights
+                if isinstance(module, nn.RNNBase) and "_flat_weights" in attributes:  # a second list of its weights
                     names = module._flat_weights_names
                     module.__dict__["_flat_weights"] = [module._parameters.get(n) for n in names]
                 if isinstance(module, nn.SyncBatchNorm):
@@ -167,17 +195,16 @@ class PureLoss:
             yield
         finally:
             self._swapped = None
+            self._written |= {name for name, (copy, version) in watched.items() if copy._version > version}
+            self._watched |= bool(watched)
             for embedding in thin:
                 embedding.sparse = True
-            for module, parameters, buffers, flat in before:
+            for module, parameters, buffers, attributes in before:
                 module._parameters.clear()
                 module._parameters.update(parameters)
                 module._buffers.clear()
                 module._buffers.update(buffers)
-                if flat is not None:
-                    module.__dict__["_flat_weights"] = flat
-                if isinstance(module, nn.SyncBatchNorm):
-                    module.__dict__.pop("forward", None)
+                _put_back(module, attributes)
 
     def _put(self, name: str, tensor: Tensor) -> None:
         for module, attribute in self._places[name]:
@@ -193,6 +220,20 @@ class PureLoss:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             # A copy, since a model may write to its inputs, and a batch is looked at more than once.
             return self.loss(self.model, to_device(batch, place, copy=True) if place is not None else batch)
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """What a module holds beside parameters: tables that forward makes when it first needs them, flags, outputs."""
+    return {**module.__dict__, "_non_persistent_buffers_set": set(module._non_persistent_buffers_set)}
+
+
+def _put_back(module: nn.Module, attributes: dict[str, Any]) -> None:
+    kept = module._non_persistent_buffers_set
+    kept.intersection_update(attributes["_non_persistent_buffers_set"])
+    kept.update(attributes["_non_persistent_buffers_set"])
+    for key in module.__dict__.keys() - attributes.keys():
+        del module.__dict__[key]
+    module.__dict__.update({**attributes, "_non_persistent_buffers_set": kept, "training": module.training})
 
 
 class _Seen(Exception):
@@ -227,7 +268,8 @@ def call_of(example: Any) -> Call:
 def one_sample(call: Call) -> Call:
     """The same arguments with the first sample of each tensor; a vector as long as the batch is a number a sample."""
     batch = next((len(t) for t in tensors(call) if t.dim() > 1), None)
-    return map_tensors(call, lambda t: t[:1] if t.dim() > 1 or (t.dim() == 1 and len(t) == batch) else t)
+    first = lambda t: t.dim() > 1 or (t.dim() == 1 and len(t) == batch)  # noqa: E731
+    return map_tensors(call, lambda t: t[:1] if t.layout == torch.strided and first(t) else t)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -99,9 +99,9 @@ def metagrad(
         products = Products(loss, mode=mode, micro_batch=micro_batch, seed=seed, capture=capture, team=team)
         how = {"steps": steps, "order": order, "store": store, "trace": trace}
         lam, exponent = adjoint(products, params, batches, optimizer, **how)
-    result = dict(zip(lam, _scaled(list(lam.values()), torch.exp2(exponent)), strict=True))
+    result = dict(zip(lam, _scaled(list(lam.values()), exponent), strict=True))
     result = {name: t.contiguous() for name, t in result.items()}
-    if not torch.isfinite(_gathered(torch._foreach_norm(list(result.values()), float("inf")))).all():
+    if not torch.isfinite(_largest(result)).all():
         raise DerivativeError(
             f"the meta-gradient overflowed: its largest entry is near 2^{exponent.item():.0f}. Lower the inner "
             'learning rate (lr="auto" finds a stable one), take fewer steps, or use float64'
@@ -152,12 +152,13 @@ def _first_order(products, params, batches, optimizer, steps, losses) -> Params:
     products.recorder.expected = steps or 1
     w = products.laid_out(params)
     state = optimizer.init_all(w)
+    updates = _Updates(optimizer, w)
     last: Any = None
     for step, batch in enumerate(take(batches, steps)):
         if step > 0:
-            value, grads = products.gradient(w, last, step - 1)
+            value, grads = products.partial_gradient(w, last, step - 1)
             losses.append(value)
-            w, state = optimizer.step_all(w, grads, state, step - 1)
+            w, state = updates.step(w, grads, state, step - 1)
         last = batch
     value, lam = products.gradient(w, last, len(losses), last=True)
     losses.append(value)
@@ -171,13 +172,14 @@ def _exact(products, params, batches, optimizer, steps, store, losses, logs) -> 
     products.recorder.expected = total
 
     def advance(w: Params, state: State, step: int) -> tuple[Moment, Params, State]:
-        value, grads = products.gradient(w, batch_of[step], step)
+        value, grads = products.partial_gradient(w, batch_of[step], step)
         if len(losses) == step:  # a store that runs steps again comes here twice
             losses.append(value)
         kept = (grads, state) if optimizer.keeps_gradients else ({}, {})
-        return Moment(w, *kept), *optimizer.step_all(w, grads, state, step)
+        return Moment(w, *kept), *updates.step(w, grads, state, step)
 
     w = products.laid_out(params)
+    updates = _Updates(optimizer, w)
     state = optimizer.init_all(w)
     moments = trajectory(store, total, advance)
     for step in range(total):
@@ -196,7 +198,7 @@ def _exact(products, params, batches, optimizer, steps, store, losses, logs) -> 
     del state, w
     for step in reversed(range(total)):
         w, grads, state = moments.pop(step)
-        lam, on_grads, lam_state = optimizer.pullback(w, grads, state, step, lam, lam_state)
+        lam, on_grads, lam_state = updates.pullback(w, grads, state, step, lam, lam_state)
         if on_grads is not None:
             lam = _add(lam, products.hvp(w, batch_of[step], on_grads, step))
         del w, grads, state, on_grads
@@ -206,6 +208,50 @@ def _exact(products, params, batches, optimizer, steps, store, losses, logs) -> 
         if logs is not None:
             logs.append(_norm(lam).log2() + exponent)
     return lam, exponent
+
+
+class _Updates:
+    """The optimizer's steps on the parameters that each step uses, as torch.optim takes them.
+
+    A parameter that plays no part in a step is left alone by it: no decay, no momentum, and it is not counted.
+    """
+
+    def __init__(self, optimizer: Optimizer, params: Params) -> None:
+        self._optimizer = optimizer
+        self._counts = dict.fromkeys(params, 0)  # how many steps have used each parameter
+        self._groups: list[dict[int, list[str]]] = []  # of each step: what it uses, by that count
+
+    def step(self, w: Params, grads: Params, state: State, step: int) -> tuple[Params, State]:
+        if len(self._groups) == step:  # a store that runs steps again comes here twice
+            groups: dict[int, list[str]] = {}
+            for name in grads:
+                groups.setdefault(self._counts[name], []).append(name)
+                self._counts[name] += 1
+            self._groups.append(groups)
+        new, new_state = dict(w), dict(state)
+        for count, names in self._groups[step].items():
+            part = self._optimizer.step_all(_some(w, names), _some(grads, names), _some(state, names), count)
+            new.update(part[0])
+            new_state.update(part[1])
+        return new, new_state
+
+    def pullback(
+        self, w: Params, grads: Params, state: State, step: int, lam: Params, lam_state: State
+    ) -> tuple[Params, Params | None, State]:
+        direct, on_grads, on_state = dict(lam), {}, dict(lam_state)
+        for count, names in self._groups[step].items():
+            before = [_some(tree, names) if tree else {} for tree in (w, grads, state)]
+            part = self._optimizer.pullback(*before, count, _some(lam, names), _some(lam_state, names))
+            direct.update(part[0])
+            on_grads.update(part[1] or {})
+            on_state.update(part[2])
+        if on_grads and len(on_grads) < len(w):
+            on_grads = {name: on_grads[name] if name in on_grads else torch.zeros_like(t) for name, t in w.items()}
+        return direct, on_grads or None, on_state
+
+
+def _some(tree: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: tree[name] for name in names}
 
 
 def _add(a: Params, b: Params) -> Params:
@@ -218,11 +264,11 @@ def _norm(lam: Params) -> Tensor:
 
 def _rescale(lam: Params, lam_state: State) -> tuple[Params, State, Tensor]:
     """Divide all cotangents by one power of two, so that the largest entry of lam is near 1: exact, and no overflow."""
-    size = _gathered(torch._foreach_norm(list(lam.values()), float("inf"))).max()
+    size = _largest(lam)
     usable = torch.isfinite(size) & (size > 0)
     shift = torch.where(usable, torch.floor(torch.log2(torch.where(usable, size, 1.0))), 0.0)
     parts = [*lam.values(), *(t for parts in lam_state.values() for t in parts)]
-    scaled = iter(_scaled(parts, torch.exp2(-shift)))
+    scaled = iter(_scaled(parts, -shift))
     return (
         {name: next(scaled) for name in lam},
         {name: tuple(next(scaled) for _ in parts) for name, parts in lam_state.items()},
@@ -230,7 +276,20 @@ def _rescale(lam: Params, lam_state: State) -> tuple[Params, State, Tensor]:
     )
 
 
-def _scaled(parts: list[Tensor], factor: Tensor) -> list[Tensor]:
+def _largest(lam: Params) -> Tensor:
+    """The size of the largest entry; of no entries, none is."""
+    return _gathered(torch._foreach_norm([t for t in lam.values() if t.numel()], float("inf"))).max()
+
+
+def _scaled(parts: list[Tensor], exponent: Tensor) -> list[Tensor]:
+    """Each times 2^exponent, in two halves: the whole may be beyond the largest number of its kind."""
+    half = torch.floor(exponent / 2)
+    for factor in (torch.exp2(half), torch.exp2(exponent - half)):
+        parts = _times(parts, factor)
+    return parts
+
+
+def _times(parts: list[Tensor], factor: Tensor) -> list[Tensor]:
     """Each times one number that stays on its device: one kernel where all are of one kind."""
     kinds = {(t.device, t.dtype) for t in parts}
     if len(kinds) == 1:

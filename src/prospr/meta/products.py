@@ -30,6 +30,8 @@ Loss = Callable[[Params, Any], Tensor]
 # What PyTorch says where an operation has no derivative of the kind asked for.
 _MISSING = (
     "is not implemented",
+    "not implemented for",
+    "implement the jvp function",
     "not support",
     "not yet support",
     "no forward",
@@ -129,7 +131,8 @@ class Products:
             )
         self.recorder = Recorder(capture and not self.synced)
         self._factor = 1.0  # of the loss, while it is differentiated
-        self._walked = False  # whether the graph of the loss was looked through
+        self._walked = self._looked = False  # whether the graph of the loss was looked through
+        self._valued = False  # whether the loss has a value, and what fails is a derivative
         self._plain = False  # whether the loss has gradients inside, and norms are written out
         if micro_batch is not None and isinstance(loss, PureLoss) and (mixed := loss.batch_statistics()):
             warnings.warn(
@@ -156,14 +159,24 @@ class Products:
 
         last: whether it is the gradient after all steps, which ranks must agree on.
         """
+        value, grads = self.partial_gradient(params, batch, step, last)
+        if len(grads) < len(params):
+            grads = {**self._zeros(params), **grads}
+        return value, grads
+
+    def partial_gradient(
+        self, params: Mapping[str, Tensor], batch: Any, step: int = 0, last: bool = False
+    ) -> tuple[Tensor, Params]:
+        """The same without the parameters that play no part; over several ranks, with zeros for them."""
         if self.team is None:
             return self._local_gradient(params, batch, step)
         value, grads = self._over_ranks(
             self.team,
             batch,
             lambda: self._local_gradient(params, batch, step),
-            lambda: (torch.zeros(()), self._zeros(params)),
+            lambda: (torch.zeros(()), {}),
             3 * step + (2 if last else 1),
+            params,
         )
         return value, grads
 
@@ -175,11 +188,12 @@ class Products:
             self.team,
             batch,
             lambda: (None, self._local_hvp(params, batch, vector, step)),
-            lambda: (None, self._zeros(params)),
+            lambda: (None, {}),
             3 * step,
+            params,
         )[1]
 
-    def _over_ranks(self, team: Team, batch: Any, evaluate: Callable, nothing: Callable, tag: int) -> Any:
+    def _over_ranks(self, team: Team, batch: Any, evaluate: Callable, nothing: Callable, tag: int, params) -> Any:
         """The mean over all ranks' parts of the batch, each by its weight; a rank may have none of it."""
         weight = float(team.settings.weight(batch))
         if not weight >= 0 or weight == float("inf"):
@@ -192,7 +206,9 @@ class Products:
         # Where statistics go over all ranks so do cotangents, and the weight must be in them.
         self._factor = weight if self.synced else 1.0
         value, parts = evaluate() if weight > 0 else nothing()
-        names = list(parts)
+        parts = {**self._zeros(params), **parts} if len(parts) < len(params) else parts
+        names = list(params)
+        parts = {name: parts[name] for name in names}
         kind = torch.promote_types(parts[names[0]].dtype, torch.float32)
         sent = [*parts.values()] if value is None else [value.to(kind), *parts.values()]
         del parts
@@ -225,8 +241,9 @@ class Products:
     def _gradient(self, params, batch, _, step: int, seed: int) -> tuple[Tensor, Params]:
         with self._evaluation(params, seed, OneBackward(self._plain)) as leaves:
             loss = self._value(leaves, batch, step)
-            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return loss.detach(), dict(zip(leaves, grads, strict=True))
+            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        used = {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
+        return loss.detach(), {name: g.to_dense() if g.is_sparse else g for name, g in used.items()}
 
     def _in_layout(self, function: Callable, *args):
         try:
@@ -248,6 +265,8 @@ class Products:
             except RuntimeError as error:  # NotImplementedError is one
                 if isinstance(error, torch.OutOfMemoryError) or not any(sign in str(error) for sign in _MISSING):
                     raise
+                if mode == "reverse" and not self._valued:
+                    raise  # the loss itself raises it
                 missing = missing or error
             else:
                 self.mode = cast(Mode, mode)  # what worked once is not asked again
@@ -258,8 +277,10 @@ class Products:
         ) from missing
 
     def _reverse_over_reverse(self, params, batch, vector, step: int, seed: int) -> Params:
+        self._valued = False
         with self._evaluation(params, seed, ReverseOverReverse(self._plain)) as leaves:
             loss = self._value(leaves, batch, step)
+            self._valued = True
             if not self._walked:
                 _refuse_once_differentiable(loss)
                 self._walked = True
@@ -283,7 +304,13 @@ class Products:
             duals = {name: fwad.make_dual(leaf, vector[name]) for name, leaf in leaves.items()}
             with _holding(self.loss, duals, self.team):
                 loss = self._value(duals, batch, step)
-                grads = plain_grad([loss], list(duals.values()), [torch.ones_like(loss)])
+                # Without a graph the backward passes of det and solve take a factorization that has no tangent; with
+                # one, a function that is marked once_differentiable loses its own.
+                nodes = list(_nodes(loss))
+                once = any(_once_differentiable(node) for node in nodes)
+                if once and any("Linalg" in node.name() for node in nodes):
+                    raise NotImplementedError("once_differentiable beside a determinant or a solution is not supported")
+                grads = plain_grad([loss], list(duals.values()), [torch.ones_like(loss)], create_graph=not once)
             tangents = [None if g is None else fwad.unpack_dual(g).tangent for g in grads]
             return {
                 name: torch.zeros_like(leaf) if t is None else t.detach()
@@ -320,6 +347,9 @@ class Products:
                 "the loss does not depend on any parameter that is trained: is it computed under torch.no_grad(), "
                 "detached, or are all parameters frozen?"
             )
+        if not self._looked and isinstance(self.loss, PureLoss):
+            _refuse_ways_around(self.loss, value, leaves)
+            self._looked = True
         return value if self._factor == 1.0 else value * self._factor
 
     def _pieces(self, batch: Any, step: int) -> Iterator[tuple[float, Any, int]]:
@@ -350,6 +380,32 @@ def plain_grad(outputs, inputs, cotangents, create_graph: bool = False) -> tuple
 
 def _refuse_once_differentiable(loss: Tensor) -> None:
     """A function marked once_differentiable ends the graph of its gradient, and PyTorch would silently add nothing."""
+    for node in _nodes(loss):
+        if _once_differentiable(node):
+            raise NotImplementedError(f"{node.name()} is marked once_differentiable: its derivative is not implemented")
+
+
+def _refuse_ways_around(loss: PureLoss, value: Tensor, leaves: Params) -> None:
+    """A parameter that is reached by another way than the model would be a constant there, and its derivative wrong."""
+    for node in _nodes(value):
+        variable = getattr(node, "variable", None)
+        name = None if variable is None else loss.own(variable)
+        if name in leaves:
+            raise LossError(
+                f"{name}: the loss reaches this parameter past the model (by a list or a variable that was made "
+                "before), so its derivative would lack a part; read it from the model inside the loss, as an attribute "
+                "of its module"
+            )
+
+
+def _once_differentiable(node: Any) -> bool:
+    backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None)  # of a Function in Python
+    code = getattr(backward, "__code__", None)
+    return code is not None and code.co_filename == torch.autograd.function.__file__  # PyTorch's wrapper around it
+
+
+def _nodes(loss: Tensor) -> Iterator[Any]:
+    """Every operation in the graph of the loss, and at its ends the tensors that gradients are added up in."""
     seen = set()
     ahead = [loss.grad_fn]
     while ahead:
@@ -357,10 +413,7 @@ def _refuse_once_differentiable(loss: Tensor) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        backward = getattr(getattr(type(node), "_forward_cls", None), "backward", None)  # of a Function in Python
-        code = getattr(backward, "__code__", None)
-        if code is not None and code.co_filename == torch.autograd.function.__file__:  # PyTorch's wrapper around it
-            raise NotImplementedError(f"{node.name()} is marked once_differentiable: its derivative is not implemented")
+        yield node
         ahead.extend(following for following, _ in node.next_functions)
 
 
@@ -381,7 +434,7 @@ def _accumulate(total: Tensor | None, value: Tensor, fraction: float) -> Tensor:
 def _add(total: Params, term: Params, fraction: float) -> Params:
     if fraction == 1.0:
         return term
-    return {name: _accumulate(total.get(name), t, fraction) for name, t in term.items()}
+    return total | {name: _accumulate(total.get(name), t, fraction) for name, t in term.items()}
 
 
 def _some(names: list[str]) -> str:

@@ -1,5 +1,6 @@
 """A model's weights drawn anew from its initialization."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -18,7 +19,7 @@ def draw_anew(model: nn.Module, init: Init | None = None, seed: int = 0) -> None
     """Draw the model's weights anew, in place, from `seed`; the global generators are not touched.
 
     init: the model's own initialization, called on it. By default `reset_parameters` of every layer; a parameter that
-    no layer's reset redraws is an error.
+    no layer's reset redraws is an error, and then nothing is changed.
     """
     with replay(seed, devices_of(model.parameters())), torch.no_grad():
         if init is not None:
@@ -33,9 +34,29 @@ def draw_anew(model: nn.Module, init: Init | None = None, seed: int = 0) -> None
                     f"{place}: {type(module).__name__} has no reset_parameters to draw it anew; pass init=, a "
                     f"function that initialises the model{_HUGGING_FACE if hasattr(model, '_init_weights') else ''}"
                 )
-        for module in model.modules():
-            if module in reset:
-                module.reset_parameters()  # ty: ignore[call-non-callable]
+        before = [
+            (name, module, key, p, p.clone())
+            for name, module in model.named_modules()
+            for key, p in module._parameters.items()
+            if p is not None and (p.is_floating_point() or p.is_complex())
+        ]
+        for _, _, _, p, _ in before:
+            p.fill_(math.nan)  # a reset may write by .data, and write what was there
+        try:
+            for module in model.modules():
+                if module in reset:
+                    module.reset_parameters()  # ty: ignore[call-non-callable]
+            for name, module, key, p, _ in before:
+                if module._parameters.get(key) is p and p.isnan().any():
+                    raise SettingError(
+                        f"{f'{name}.' if name else ''}{key}: the reset_parameters of {type(module).__name__} does not "
+                        "draw it anew; pass init=, a function that initialises the model"
+                    )
+        except BaseException:
+            for _, module, key, p, values in before:
+                module._parameters[key] = p
+                p.copy_(values)
+            raise
 
 
 def redrawn_parameters(model: nn.Module, init: Init | None = None, seed: int = 0) -> Params:

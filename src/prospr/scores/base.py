@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from prospr.errors import BatchError, InexactWarning, ModelError, ScoreError
 from prospr.layers import inputs_first
 from prospr.meta.batches import Stream, map_tensors, tensors
-from prospr.meta.loss import Call, ModelLoss, Params, PureLoss, called_with, cross_entropy, one_sample, unwrap
+from prospr.meta.loss import (
+    Call,
+    ModelLoss,
+    Params,
+    PureLoss,
+    call_of,
+    called_with,
+    cross_entropy,
+    masks_on,
+    one_sample,
+    unwrap,
+)
 from prospr.meta.products import Products
 from prospr.meta.ranks import Team
 
@@ -101,6 +112,7 @@ class Problem:
     density: float | None = None  # the share that will be kept, where it is known
     drawn: Mapping[str, Tensor] | None = None  # other initial values of the prunable parameters than the model's
     team: Team | None = None  # the ranks that score together, each with its part of every batch
+    example: Any = None  # what the model takes, where no batch says it
 
     def weights(self) -> Scores:
         """The initial values of the prunable parameters, pruned or not."""
@@ -122,7 +134,11 @@ class Problem:
 
     def pure_loss(self, loss: ModelLoss | None = None) -> PureLoss:
         """The loss as a function of the parameters; of the sparse network, where pruned weights stay pruned."""
-        return PureLoss(self.model, loss or self.loss, None if self.recover else self.masks)
+        model = unwrap(self.model)
+        on = masks_on(model)
+        masks = {} if self.recover or self.masks is None else self.masks
+        both = {name: m & on[name].to(m.device) if name in on else m for name, m in masks.items()}
+        return PureLoss(model, loss or self.loss, on | both)
 
     def start(self, loss: PureLoss) -> Params:
         """The trainable parameters at the start of inner training: masked, in a later round."""
@@ -145,7 +161,8 @@ class Problem:
     def own_call(self) -> Call | None:
         """What the loss calls the model with, for the next batch (which is not read); None where that is not known."""
         ahead = self.batches.peek() if self.batches is not None else []
-        return called_with(self.model, self.loss, ahead[0]) if ahead else None
+        call = called_with(self.model, self.loss, ahead[0]) if ahead else None
+        return call_of(self.example) if call is None and self.example is not None else call
 
     def call(self) -> Call | None:
         """The same, for what looks at the shape of the data alone. Ranks all get the first sample that one has."""
@@ -164,7 +181,7 @@ class Problem:
         if call is None:
             raise BatchError(
                 f"{who} must know the shape of an input; pass batches, and a loss that calls the model (of the first "
-                "batch only the shape is looked at)"
+                "batch only the shape is looked at), or example="
             )
         return call
 

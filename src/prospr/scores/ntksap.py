@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from prospr.errors import SettingError
 from prospr.meta.batches import map_tensors, tensors
-from prospr.meta.loss import Call, Params, PureLoss, devices_of, evaluation_mode, replay
+from prospr.meta.loss import Call, Params, PureLoss, devices_of, evaluation_mode, masks_on, replay
 from prospr.meta.ranks import Team
 from prospr.meta.redraw import Init, redrawn_parameters
 from prospr.scores.base import Problem, Score, Scores, outputs
@@ -97,7 +97,7 @@ class NtkSap(Score):
         noise = map_tensors(call, drawn_input)
         drawn = redrawn_parameters(pure.model, self.init, weight_seed)
         drawn = {name: drawn[name] for name in trained}  # what is frozen stays what it is
-        on = _masks_on(pure.model)  # a weight that is pruned already has no value to draw
+        on = masks_on(pure.model)  # a weight that is pruned already has no value to draw
         w = _masked({name: drawn[name] for name in problem.names}, on)
         v = _masked({name: self.epsilon * _normal(w[name].shape, w[name], generator) for name in problem.names}, on)
         masks = problem.masks or {}
@@ -184,15 +184,3 @@ def _measuring(norms: list[_Norm]) -> Generator[None]:
     finally:
         for norm, training, momentum in before:
             norm.training, norm.momentum = training, momentum
-
-
-def _masks_on(model: nn.Module) -> dict[str, Tensor]:
-    """The masks that are on a model, by parameter: buffers called `<parameter>_mask`, as Masks.apply leaves them."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    found = {}
-    for module in model.modules():
-        for key, p in module._parameters.items():
-            mask = module._buffers.get(f"{key}_mask")
-            if p is not None and mask is not None and mask.dtype == torch.bool and mask.shape == p.shape:
-                found[names[id(p)]] = mask
-    return found

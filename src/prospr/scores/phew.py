@@ -119,6 +119,7 @@ class _Network:
     def __init__(self, problem: Problem, found: Trace) -> None:
         masks = problem.masks or {}
         named = dict(problem.model.named_parameters())
+        drawn = problem.drawn or {}
         owners = {id(p): module for module in problem.model.modules() for p in module._parameters.values()}
         used = [name for name in found.uses if named[name].dim() > 1]
         used = [name for name in used if not isinstance(owners[id(named[name])], nn.Embedding)]
@@ -127,7 +128,8 @@ class _Network:
         number = {root: i for i, root in enumerate(roots)}
         once: dict[str, _Layer] = {}
         for name, pair in ends.items():
-            w = named[name] * masks[name].to(named[name].device) if name in masks else named[name]
+            w = drawn.get(name, named[name])
+            w = w * masks[name].to(w.device) if name in masks else w
             reads, writes = (
                 (dim, torch.tensor([number[root] for root in channels], device="cpu")) for dim, channels in pair
             )

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prospr.meta.batches import tensors
-from prospr.meta.loss import Call, PureLoss, devices_of, evaluation_mode, replay
+from prospr.meta.batches import map_tensors, tensors
+from prospr.meta.loss import Call, PureLoss, devices_of, evaluation_mode, replay, replay_python
 from prospr.tracing.labels import Forest, Labels
 
 __all__ = ["FAILURES", "INPUT", "OUTPUT", "Attribute", "Choices", "Dims", "Term", "Trace", "pretend_training", "trace"]
@@ -73,12 +73,19 @@ def pretend_training(model: nn.Module) -> None:
 def trace(model: nn.Module, call: Call, choices: Choices | None = None) -> Trace:
     """Run `model` in eval mode on `call` and follow its channels. The model and the random state are not changed."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
+    call = map_tensors(call, lambda t: t.contiguous() if t.layout == torch.strided else t)
     args, kwargs = call
     with ExitStack() as stack:
         stack.enter_context(replay(0, devices_of(model.parameters())))
         stack.enter_context(evaluation_mode(model))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(PureLoss(model).swapped({}))  # copies of the buffers: a forward pass may write to them
+        stack.enter_context(replay_python(0))
+        # Copies, since a forward pass may write to parameters and buffers; laid out as rules know them.
+        plain = {
+            name: nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format), p.requires_grad)
+            for name, p in model.named_parameters()
+        }
+        stack.enter_context(PureLoss(model).swapped(plain))
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole layer, which tells nothing
         held = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -8,7 +8,7 @@ from prospr.lab.data import CropFlip, DataError, MissingDataError, load
 from prospr.lab.seeds import generator
 
 Image = pytest.importorskip("PIL.Image")
-SHARED = Path("/work/shared/data/isbi2012")
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "isbi2012"
 
 
 def draw(number, height=52, width=70, wide=False):
@@ -138,7 +138,7 @@ def test_membranes_that_do_not_fit_are_told_why(tmp_path):
         load("isbi2012", tmp_path / "elsewhere")
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the ISBI 2012 images in /work/shared/data")
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the ISBI 2012 images in ../shared/data")
 def test_the_real_membranes():
     data = load("isbi2012", SHARED.parent, download=False)
     assert data.train.images.shape == (21, 1, 512, 512)
