@@ -250,7 +250,7 @@ def test_interrupted(monkeypatch, capsys):
 
     monkeypatch.setattr(commands.Run, "__call__", interrupt)
     assert main(["run"]) == 130
-    assert "interrupted. The same command goes on where it stood." in capsys.readouterr().err
+    assert "interrupted. The same command goes on from the last checkpoint" in capsys.readouterr().err
 
 
 def test_a_failed_run_is_shown(tmp_path, capsys, monkeypatch):

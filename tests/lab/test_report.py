@@ -211,3 +211,19 @@ def test_the_csv_holds_the_rows(rows, tmp_path):
     ]
     assert lines[5]["density:conv1.weight"] == "0.5"
     assert lines[-1]["error"] == rows[-1].error
+
+
+def test_the_headline_goes_by_what_both_have():
+    ahead = [Row("a", 0.9, s, value) for s, value in enumerate([0.80, 0.81, 0.80, 0.95, 0.95])]
+    claim, evidence = headline([*ahead, *(Row("b", 0.9, s, value) for s, value in enumerate([0.82, 0.83, 0.825]))])
+    assert "b leads with 82.5" in claim  # though the mean of all that a has is higher
+    assert "2.2 points ahead of a" in claim
+    assert "b minus a" in evidence
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_two_seeds_settle_nothing(pairs):
+    rows = [Row(method, 0.9, s, value) for method, value in (("a", 0.9), ("b", 0.7)) for s in range(pairs)]
+    claim, evidence = headline(rows)
+    assert "leads" not in claim
+    assert "cannot settle which is better" in evidence

@@ -195,3 +195,27 @@ assert "torch" not in sys.modules
 def test_no_runs(kind, tmp_path, capsys):
     assert main(["results", str(tmp_path), "--format", kind]) == 0
     assert "there are no finished runs" in capsys.readouterr().out
+
+
+def test_sparsities_that_print_alike_keep_their_rows():
+    shares = [1 - 0.8**k for k in range(30, 42)]
+    rows = [Row(method, share, 0, 0.5) for method in ("a", "b") for share in shares]
+    text = markdown(rows)
+    assert sum(line.startswith("| 99.") for line in text.splitlines()) == len(shares)
+
+
+def test_a_run_is_a_folder_of_one(tmp_path):
+    fake_run(grid(["snip"], [0.9], training=SHORT)[0], tmp_path / "runs")
+    (row,) = load(tmp_path / "runs")
+    assert load(next((tmp_path / "runs").iterdir())) == [row]
+
+
+def test_what_cannot_be_read_hides_nothing_else(tmp_path, capsys):
+    fake_run(grid(["snip"], [0.9], training=SHORT)[0], tmp_path / "runs")
+    stranger = tmp_path / "runs" / "deadbeefdeadbeef"
+    stranger.mkdir()
+    (stranger / "experiment.json").write_text('{"schema')
+    assert main(["show", "--folder", str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert "done" in out
+    assert "cannot be read" in out

@@ -379,7 +379,6 @@ def test_what_forward_keeps_is_put_back(method):
     assert (model.table, model.seen, model.last) == (None, 0, None)
     assert not hasattr(model, "places")
     assert model(batches[0][0]).shape == (8, 3)  # and it makes them anew
-    copy.deepcopy(Caching())
 
 
 class Clamping(nn.Linear):

@@ -222,7 +222,7 @@ class PaperTable:
             if row.missing is None:
                 base = self._experiment(row, recipe)
                 base = base if epochs is None else _shortened(base, epochs)
-                found.append(Cell(row, tuple(replace(base, seed=seed) for seed in seeds)))
+                found.append(Cell(row, tuple(replace(base, seed=seed) for seed in dict.fromkeys(seeds))))
             else:
                 found.append(Cell(row, (), row.missing))
         return found

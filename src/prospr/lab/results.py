@@ -19,13 +19,12 @@ from prospr.errors import FolderError, SettingError
 from prospr.lab.experiment import DENSE, Experiment
 from prospr.lab.optional import optional
 from prospr.lab.runs.records import Record, gather
-from prospr.lab.stats import Summary, summarise
+from prospr.lab.stats import LEAST, Summary, summarise
 
 COLUMNS = (
     "method", "check", "sparsity", "seed", "accuracy", "loss", "kept", "total", "effective", "score_seconds",
     "train_seconds", "error",
 )  # fmt: skip
-LEAST = 3  # seeds that a verdict takes: the interval of two is as good as none, and of two alike it has no width
 PLACE = ("dataset", "network", "setup", "metric", "run", "folder")
 
 
@@ -98,7 +97,8 @@ def load(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
     for folder in map(Path, several):
         if not folder.is_dir():
             raise FolderError(f"{folder}: there is no such folder of runs")
-    gathered = gather(folder for folder in several if any(Path(folder).glob("*/experiment.json")))
+    kinds = ("experiment.json", "*/experiment.json")  # of a run, and of a folder of runs
+    gathered = gather(folder for folder in several if any(any(Path(folder).glob(kind)) for kind in kinds))
     for path, why in gathered.unread.items():
         raise FolderError(f"{path}: this run cannot be read ({why}); mend it, or take it out of the folder")
     ended = [record for record in gathered.records if record.state != "unfinished"]
@@ -133,8 +133,9 @@ def verdict(rows: Sequence[Row], a: str, b: str, sparsity: float) -> Verdict:
             known = ", ".join(dict.fromkeys(row.method for row in rows))
             raise SettingError(f"there is no run of {name!r} at {sparsity:g}; the methods are {known}")
     versus = difference(pairs[a], pairs[b])
-    shown = versus.n >= LEAST and versus.sd > 0 and versus.excludes_zero
-    return Verdict(a, b, sparsity, versus, "not shown" if not shown else "better" if versus.mean > 0 else "worse")
+    return Verdict(
+        a, b, sparsity, versus, "not shown" if not versus.settled else "better" if versus.mean > 0 else "worse"
+    )
 
 
 def means(rows: Sequence[Row], baseline: str | None = None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prospr.errors import PruningError
 from prospr.lab.experiment import Experiment
 from prospr.lab.runs.files import read_json
 from prospr.lab.runs.folder import RunFolder, RunResult, find_run
@@ -46,18 +47,23 @@ def show_runs(folder: str, as_json: bool = False) -> str:
     """Every run in a folder, a line each."""
     rows = []
     for path in sorted(Path(folder).glob("*/experiment.json")):
-        place = find_run(str(path.parent))
-        row = {"run": place.path.name, "experiment": place.experiment.label}
-        if place.done:
-            result = place.result()
-            row |= {"state": "done", "figure": f"{result.headline} {100 * result.figure:.2f} %"}
-        else:
-            state = "failed" if place.error() is not None else "not finished"
-            row |= {"state": f"{state}, {len(place.metrics())} epochs", "figure": ""}
-        rows.append(row)
+        try:
+            rows.append(_line(find_run(str(path.parent))))
+        except PruningError as error:  # the others are shown
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            rows.append({"run": path.parent.name, "experiment": "", "state": f"cannot be read: {why}", "figure": ""})
     if as_json:
         return json.dumps(rows, indent=1)
     return show_table(rows) if rows else f"there are no runs in {folder}/"
+
+
+def _line(place: RunFolder) -> dict[str, str]:
+    row = {"run": place.path.name, "experiment": place.experiment.label}
+    if place.done:
+        result = place.result()
+        return row | {"state": "done", "figure": f"{result.headline} {100 * result.figure:.2f} %"}
+    state = "failed" if place.error() is not None else "not finished"
+    return row | {"state": f"{state}, {len(place.metrics())} epochs", "figure": ""}
 
 
 def show_plan(place: RunFolder, cost: Estimate, device: str, as_json: bool = False) -> str:

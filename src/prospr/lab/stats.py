@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+LEAST = 3  # seeds that a verdict takes: the interval of two is as good as none, and of two alike it has no width
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -21,6 +23,11 @@ class Summary:
     def excludes_zero(self) -> bool:
         """Whether the whole interval lies on one side of zero; False where there is no interval."""
         return self.low > 0 or self.high < 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether these differences show that there is one: three or more, not all the same, zero outside."""
+        return self.n >= LEAST and self.sd > 0 and self.excludes_zero
 
 
 def summarise(values: Sequence[float], level: float = 0.95) -> Summary:

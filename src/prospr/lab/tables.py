@@ -123,13 +123,24 @@ def _grids(rows: Sequence[Row], baseline: str | None) -> Iterator[Grid]:
 
 def _grid(title: str, what: str, cells: Mapping[tuple[str, float], Cell], note: str, dense: Cell | None = None) -> Grid:
     methods, shares = list(dict.fromkeys(m for m, _ in cells)), list(dict.fromkeys(s for _, s in cells))
-    names, places = {m: printed(m) for m in methods}, {s: f"{100 * s:.4g} %" for s in shares}
+    names, places = {m: printed(m) for m in methods}, _percentages(shares)
     note = note if any(one.bold for one in cells.values()) else ""
     if len(shares) > max(MOST, len(methods)):
         lines = {places[share]: [cells[method, share] for method in methods] for share in shares}
         return Grid(title, what, "sparsity", list(names.values()), lines, dense, note)
     lines = {names[method]: [cells[method, share] for share in shares] for method in methods}
     return Grid(title, what, "method", list(places.values()), lines, dense, note)
+
+
+def _percentages(shares: Sequence[float]) -> dict[float, str]:
+    """Sparsities as they are printed, with as many digits as tell them from each other, and from all."""
+    for digits in range(4, 17):
+        found = {share: f"{100 * share:.{digits}g} %" for share in shares}
+        if len(set(found.values())) == len(found) and all(
+            share == 1 or text != "100 %" for share, text in found.items()
+        ):
+            break
+    return found
 
 
 def _mean(rows: Sequence[Row], method: str, share: float) -> Cell:

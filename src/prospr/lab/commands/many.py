@@ -94,7 +94,7 @@ class Many(Command):
     json: bool = False
     """Print the table as JSON."""
 
-    after_interrupt = "The same command goes on where it stood."
+    after_interrupt = "The same command goes on from the last checkpoints."
 
     def _run(self, experiments: Sequence[Experiment]) -> list[RunResult]:
         from prospr.lab.launch import refuse_torchrun
@@ -215,7 +215,7 @@ class Sweep(Many):
             return
         results = self._run(wanted)
         mine = {one.identity for one in wanted}
-        rows = means([row for row in load(self.folder) if row.run in mine])
+        rows = means(load([Path(self.folder) / name for name in mine if (Path(self.folder) / name).is_dir()]))
         print(json.dumps(rows, indent=1) if self.json else _table(rows))
         _end(results)
 
@@ -274,7 +274,7 @@ class Figures(Command):
     width: float = 3.35
     """Inches, as on paper; letters have 7 and 8 points at any width."""
     paper: bool = True
-    """Draw the paper's numbers behind the accuracies."""
+    """Whether the paper's numbers are drawn behind the accuracies."""
 
     def __call__(self) -> None:
         from prospr.lab.figures import write_figures

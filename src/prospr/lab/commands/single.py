@@ -52,7 +52,7 @@ class Run(Command):
     json: bool = False
     """Print the result as JSON."""
 
-    after_interrupt = "The same command goes on where it stood."
+    after_interrupt = "The same command goes on from the last checkpoint."
 
     def __call__(self) -> None:
         experiment = self.experiment.make()

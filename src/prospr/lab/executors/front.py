@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from prospr.errors import FolderError
+from prospr.errors import FolderError, PruningError
 from prospr.lab.experiment import Experiment
 from prospr.lab.runs.files import BusyError, is_locked, locked
 from prospr.lab.runs.folder import RunFolder, RunResult
@@ -148,7 +148,7 @@ class Front:
         for one in wanted:
             place = self._place(one)
             if place.done:
-                self._take(place.result())
+                self._take(_result(place))
             else:
                 self.left.append(one)
 
@@ -175,7 +175,7 @@ class Front:
             for one in group:
                 place = self._place(one)
                 if place.done:
-                    self._take(place.result())
+                    self._take(_result(place))
                 elif is_locked(place.lock):
                     kept.append([one])
                 else:
@@ -190,7 +190,7 @@ class Front:
             place = self._place(one)
             outcome = None if end.outcomes is None else end.outcomes[one.identity]
             if place.done or (outcome == DONE and self._shows(place)):
-                self._take(place.result())
+                self._take(_result(place))
             elif outcome is None:
                 self._died(one, end.who)
             elif outcome == BUSY:
@@ -232,6 +232,14 @@ class Front:
 
     def _place(self, one: Experiment) -> RunFolder:
         return RunFolder(one, self._folder)
+
+
+def _result(place: RunFolder) -> RunResult:
+    """Of a run that is done; one whose result cannot be read has failed, and the others go on."""
+    try:
+        return place.result()
+    except PruningError as error:
+        return place.failure(str(error))
 
 
 def _record(place: RunFolder, error: str, trace: str = "") -> bool:

@@ -16,8 +16,8 @@ from prospr.lab.recipes import recipes
 from prospr.lab.report.density import effective_densities
 from prospr.lab.report.published import Behind, behind
 from prospr.lab.report.setups import Setup
-from prospr.lab.results import LEAST, Row, accuracy, cell, sparsities_of, verdict
-from prospr.lab.stats import Summary, summarise
+from prospr.lab.results import Row, accuracy, cell, sparsities_of, verdict
+from prospr.lab.stats import LEAST, Summary, summarise
 
 WATCHED = {"loss": "training loss", "train": "training {}, %", "validation": "validation {}, %", "test": "test {}, %"}
 

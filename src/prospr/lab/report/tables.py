@@ -136,7 +136,7 @@ def _whisker(versus: Summary, reach: float) -> Markup | str:
         tag("line", x1=low, y1=8, x2=high, y2=8, class_="range"),
         tag("circle", cx=mean, cy=8, r=3.2),
     ]
-    style = "whisker settled" if versus.excludes_zero else "whisker"
+    style = "whisker settled" if versus.settled else "whisker"
     label = f"{points(versus.mean)}, {interval(versus)}"
     return tag("svg", *parts, viewBox="0 0 120 16", class_=style, role="img", aria_label=label)
 

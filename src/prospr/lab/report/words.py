@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from prospr.lab.results import DENSE, Row, accuracy, cell, difference, methods_of, sparsities_of
-from prospr.lab.stats import Summary
+from prospr.lab.stats import LEAST, Summary
 
 NONE = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -78,7 +78,7 @@ def headline(rows: Sequence[Row]) -> tuple[str, str]:
 
     >>> rows = [Row(m, 0.9, seed, base + seed / 100) for m, base in [("snip", 0.9), ("random", 0.7)] for seed in (0, 1)]
     >>> headline(rows)[0]
-    'At 90\xa0% sparsity snip leads with 90.5\xa0%, 20.0 points ahead of random.'
+    'At 90\xa0% sparsity snip reaches 90.5\xa0% and random 70.5\xa0%.'
     """
     found = {(m, s): cell(rows, m, s) for s in sparsities_of(rows) for m in methods_of(rows)}
     found = {place: here for place, here in found.items() if accuracy(here).n}
@@ -98,13 +98,18 @@ def headline(rows: Sequence[Row]) -> tuple[str, str]:
         return _bound(f"{opening} {ranked[0]} reaches {means[ranked[0]]}."), _bound(evidence)
     first, second = ranked[:2]
     lead = difference(found[first, highest], found[second, highest])
-    if lead.excludes_zero:
+    if lead.n and lead.mean < 0:  # means of all seeds are of other seeds than those that both have
+        first, second = second, first
+        lead = difference(found[first, highest], found[second, highest])
+    if lead.settled:
         claim = f"{opening} {first} leads with {means[first]}, {points(lead.mean)[1:]} points ahead of {second}."
-    elif lead.n > 1:
+    elif lead.n >= LEAST:
         claim = f"{opening} {first} ({means[first]}) and {second} ({means[second]}) are too close to call."
     else:
         claim = f"{opening} {first} reaches {means[first]} and {second} {means[second]}."
-        return _bound(claim), _bound(f"One paired seed cannot settle which is better. {evidence}")
+        few = {0: "No paired seed", 1: "One paired seed"}.get(lead.n, "Two paired seeds")
+        verb = "settles" if lead.n == 0 else "cannot settle"
+        return _bound(claim), _bound(f"{few} {verb} which is better. {evidence}")
     paired = f"Paired over {lead.n} seeds, {first} minus {second} is {interval(lead)} points (95 % interval)."
     return _bound(claim), _bound(f"{paired} {evidence}")
 
