@@ -108,6 +108,8 @@ class ShardedProducts:
             for p, grad in grads_before:
                 p.grad = grad
 
+    partial_gradient = gradient  # with zeros for what plays no part, as over any ranks
+
     def hvp(self, *_: Any, **__: Any) -> Params:
         raise DerivativeError(
             "FSDP2's backward pass cannot be differentiated, so there are no Hessian products of a sharded model; use "
