@@ -307,11 +307,13 @@ def _of_channels(problem: Problem, found: Groups) -> Problem:
 
 
 def _connected(model: nn.Module, masks: Masks, call: Call) -> bool | None:
-    for part in (one_sample(call), call):  # some models cannot take one sample of a batch
+    found = None
+    for part in (one_sample(call), call):  # some models cannot take one sample of a batch, or send each its own way
         reached = reach(model, masks, part)
-        if reached is not None:
+        if reached is not None and reached.connected is not False:
             return reached.connected
-    return None
+        found = found if reached is None else False
+    return found
 
 
 def _warn_of_computed(model: nn.Module, which: Which) -> None:

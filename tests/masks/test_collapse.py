@@ -115,3 +115,24 @@ def test_a_network_that_cannot_be_traced_is_pruned_all_the_same():
         model[2].weight.mul_(1e-6)
     with pytest.warns(CollapseWarning, match=r"2\.weight: 0 of 24 weights kept \(unknown whether a path is left\)"):
         prospr.prune(model, MLP.batches(1), 0.75, method="magnitude")
+
+
+def test_a_network_that_sends_each_sample_its_own_way_is_judged_by_the_batch():
+    class ByFirst(torch.nn.Module):
+        """Which of two experts a sample goes to depends on its place in the batch."""
+
+        def __init__(self):
+            super().__init__()
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 3) for _ in range(2))
+
+        def forward(self, x):
+            return torch.stack([self.experts[i % 2](sample) for i, sample in enumerate(x)])
+
+    model = ByFirst()
+    with torch.no_grad():  # all that is kept is in the second expert, which one sample never reaches
+        model.experts[0].weight.fill_(1e-3)
+    batches = [(torch.randn(6, 4), torch.randint(0, 3, (6,)))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CollapseWarning)
+        masks = prospr.prune(model, batches, 0.6, method="magnitude")
+    assert not masks["experts.0.weight"].any()

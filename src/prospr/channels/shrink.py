@@ -28,7 +28,8 @@ def plan(model: nn.Module, masks: Mapping[str, Tensor], example: Any) -> Plan:
     model = unwrap(model)
     with torch.inference_mode(False):
         found = example if isinstance(example, Groups) else find_groups(model, call_of(example))
-        how, plain = plan_for(found, without_masks(model), found.removed(Masks(masks))), without_masks(model)
+        plain = without_masks(model)
+        how = plan_for(found, plain, found.removed(Masks(masks)))
         if how.keep and not isinstance(example, Groups) and (why := differs(plain, masks, how, call_of(example))):
             raise PlanError(
                 f"the smaller network would not be what the masked one is: {why}. Its forward pass may decide by sizes "
@@ -49,8 +50,9 @@ def shrink(
 ) -> nn.Module:
     """A plain, smaller nn.Module of the same classes, which computes what `model` computes under `masks`.
 
-    example: an input, a tuple of arguments or a dict of keyword arguments, of which one sample is run; or the `Groups`
-        that `prospr.channels.groups` found with one.
+    example: an input, a tuple of arguments or a dict of keyword arguments. One sample of it is run to find the
+        channels, and all of it to try the smaller network beside the masked one; a difference is a PlanError. Or the
+        `Groups` that `prospr.channels.groups` found with one: then nothing is run.
     weights: "keep" the initial ones; "rescale" them by sqrt(inputs before / inputs left), so that their variance fits
         the new number of inputs (3SP + rescale); or "redraw" them from `seed`, by `init(model)` or the layers' own
         reset_parameters (3SP + reinit).

@@ -84,6 +84,9 @@ def metagrad(
     seed: of the random numbers the loss draws (dropout); each step has its own, the same at each visit.
     ranks: every batch is this rank's part of it, and the result that of the whole batches, on every rank.
 
+    A parameter that a step does not use is left alone by it, as torch.optim does (over several ranks it counts as used,
+    with a gradient of zero). Of a loss made by `pure_loss`, weights that masks hold at zero stay there.
+
     >>> import torch, prospr
     >>> quadratic = lambda p, x: 0.5 * x * (p["w"] ** 2).sum()          # one step: w -> (1 - lr x) w
     >>> w = {"w": torch.tensor([2.0])}
