@@ -283,3 +283,22 @@ def test_a_corrupt_file(tmp_path):
         errors.MaskFileError, match=r"masks\.safetensors: not a readable mask file .*save the masks again"
     ):
         prospr.Masks.load(path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"order": "second"}, {"store": "disk"}, {"mode": "x"}, {"kappa": -1}, {"kappa": "a"}, {"micro_batch": 0}],
+)
+def test_settings_of_prospr_are_checked_before_anything_is_scored(settings):
+    ((name, _),) = settings.items()
+    with pytest.raises(prospr.errors.SettingError, match=f"{name}="):
+        prospr.ProsPr(**settings)
+
+
+def test_score_refuses_what_it_would_ignore():
+    model = torch.nn.Linear(5, 3)
+    batches = [(torch.randn(8, 5), torch.randint(0, 3, (8,)))]
+    with pytest.raises(prospr.errors.SettingError, match="granularity='nonsense'"):
+        prospr.score(model, batches, method="snip", granularity="nonsense")
+    with pytest.raises(prospr.errors.SettingError, match="leave redraw=True out"):
+        prospr.score(model, batches, method=prospr.Iterative(prospr.Snip(), rounds=1, redraw=True))

@@ -83,13 +83,17 @@ def differs(model: nn.Module, masks: Mapping[str, Tensor], how: Plan, call: Call
     for precise in (True, False):
         masked = copy.deepcopy(model).eval()
         masked = masked.double() if precise else masked
-        with torch.no_grad():
-            named = dict(masked.named_parameters())
-            for name, mask in masks.items():
-                named[name].mul_(mask.to(named[name].device))
+        _mask(masked, masks)
         with suppress(*FAILURES):
             return _differ(masked, how.shrink(masked), _precise(call) if precise else call)
     return None
+
+
+@torch.no_grad()
+def _mask(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    named = dict(model.named_parameters())
+    for name, mask in masks.items():
+        named[name].mul_(mask.to(named[name].device))
 
 
 def _precise(call: Call) -> Call:
@@ -124,10 +128,7 @@ def _what_fits(found: "Groups", groups: Iterable[int]) -> list[int]:
 
 def _compare(masked: nn.Module, call: Call, found: "Groups", removed: list[int]) -> str | None:
     """None, or how the network without these groups differs from `masked`; raises what that one raises."""
-    named = dict(masked.named_parameters())
-    with torch.no_grad():
-        for name, mask in found.masks(set(removed)).items():
-            named[name].mul_(mask.to(named[name].device))
+    _mask(masked, found.masks(set(removed)))
     small = plan_for(found, masked, removed).shrink(masked)
     why = _differ(masked, small, call)
     if why is None and found.in_training:

@@ -1,5 +1,6 @@
 """The extreme eigenvalues of the loss's Hessian, and a learning rate that suits them."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from prospr.meta.loss import Params, check_seed
 from prospr.meta.products import Loss, Mode, Products
 from prospr.meta.ranks import Team
 
-__all__ = ["Extremes", "extreme_eigenvalues", "stable_lr"]
+__all__ = ["Extremes", "check_kappa", "extreme_eigenvalues", "stable_lr"]
 
 
 class Extremes(NamedTuple):
@@ -128,13 +129,17 @@ def stable_lr(
     >>> round(prospr.meta.curvature.stable_lr(bowl, {"w": torch.ones(3)}, None, kappa=2.0), 2)
     0.5
     """
-    if not kappa > 0:
-        raise SettingError(f"kappa={kappa}: use a positive number, such as 0.5")
+    check_kappa(kappa)
     how: dict[str, Any] = {"mode": mode, "micro_batch": micro_batch, "seed": seed, "team": team}
     ends = extreme_eigenvalues(loss, params, batch, both=False, **how)
     if ends.magnitude == 0:
         raise DerivativeError("the loss has no curvature at these weights, so no learning rate follows from it")
     return kappa / ends.magnitude
+
+
+def check_kappa(kappa: Any) -> None:
+    if not isinstance(kappa, (int, float)) or not 0 < kappa < math.inf:
+        raise SettingError(f"kappa={kappa!r}: use a positive number, such as 0.5")
 
 
 def _longest(matrix: Tensor, beta: Tensor) -> float:

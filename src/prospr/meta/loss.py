@@ -229,7 +229,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def _put_back(module: nn.Module, attributes: dict[str, Any]) -> None:
     kept = module._non_persistent_buffers_set
-    kept.intersection_update(attributes["_non_persistent_buffers_set"])
+    kept.clear()
     kept.update(attributes["_non_persistent_buffers_set"])
     for key in module.__dict__.keys() - attributes.keys():
         del module.__dict__[key]

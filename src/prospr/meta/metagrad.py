@@ -21,7 +21,7 @@ from prospr.meta.products import Loss, Mode, Products
 from prospr.meta.ranks import Ranks, fingerprints, joined
 from prospr.meta.trajectory import KeptBatches, Moment, Store, trajectory
 
-__all__ = ["Order", "Trace", "adjoint", "metagrad"]
+__all__ = ["Order", "Trace", "adjoint", "check_order", "metagrad"]
 
 Order = Literal["exact", "first"]
 
@@ -127,8 +127,7 @@ def adjoint(
 
     Where only the ranking of the entries matters, e can be left alone.
     """
-    if order not in ("exact", "first"):
-        raise SettingError(f"order={order!r}: use 'exact' or 'first'")
+    check_order(order)
     if not isinstance(optimizer, Optimizer):
         raise SettingError(
             f"the inner optimizer is a {type(optimizer).__name__}: use one of prospr.meta's, such as "
@@ -148,6 +147,11 @@ def adjoint(
             trace.logs[:] = torch.stack(logs[::-1] or [_norm(lam).log2()]).tolist()
             trace.norms[:] = torch.tensor(trace.logs, dtype=torch.float64, device="cpu").exp2().tolist()
         return lam, exponent
+
+
+def check_order(order: Any) -> None:
+    if order not in ("exact", "first"):
+        raise SettingError(f"order={order!r}: use 'exact' or 'first'")
 
 
 def _first_order(products, params, batches, optimizer, steps, losses) -> Params:

@@ -1,21 +1,20 @@
 """ProsPr: how much a weight matters after a few steps of training (Alizadeh et al., ICLR 2022)."""
 
 import itertools
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from prospr.errors import BatchError, DerivativeError, SettingError
-from prospr.meta.curvature import stable_lr
+from prospr.meta.curvature import check_kappa, stable_lr
 from prospr.meta.loss import training_mode
-from prospr.meta.metagrad import Order, Trace, adjoint
+from prospr.meta.metagrad import Order, Trace, adjoint, check_order
 from prospr.meta.optimizers import SGD, Optimizer
-from prospr.meta.products import Mode
-from prospr.meta.trajectory import Store
+from prospr.meta.products import Mode, Products
+from prospr.meta.trajectory import Store, trajectory
 from prospr.scores.base import Problem, Score, Scores
 
 __all__ = ["ProsPr", "Snip"]
@@ -72,15 +71,12 @@ class ProsPr(Score):
             raise SettingError(f"ProsPr(steps={self.steps!r}): use a whole number, 0 or more")
         if isinstance(self.lr, str) and self.lr != "auto":
             raise SettingError(f"ProsPr(lr={self.lr!r}): use a number or 'auto'")
-        if isinstance(self.kappa, bool) or not isinstance(self.kappa, (int, float)) or not 0 < self.kappa < math.inf:
-            raise SettingError(f"ProsPr(kappa={self.kappa!r}): use a positive number, such as 0.5")
-        for name, known in (("order", Order), ("store", Store), ("mode", Mode)):
-            if getattr(self, name) not in get_args(known):
-                use = ", ".join(map(repr, get_args(known)))
-                raise SettingError(f"ProsPr({name}={getattr(self, name)!r}): use one of {use}")
-        if self.micro_batch is not None and (not isinstance(self.micro_batch, int) or self.micro_batch < 1):
-            raise SettingError(f"ProsPr(micro_batch={self.micro_batch!r}): use a whole number of samples, at least 1")
-        self._optimizer(0.1 if self.lr == "auto" else self.lr)  # its settings are checked now, not after the scoring
+        # What takes these settings checks them: now, not after the scoring.
+        check_kappa(self.kappa)
+        check_order(self.order)
+        trajectory(self.store, 0, lambda *_: None)  # ty: ignore[invalid-argument-type]
+        Products(lambda *_: torch.zeros(()), mode=self.mode, micro_batch=self.micro_batch)
+        self._optimizer(0.1 if self.lr == "auto" else self.lr)
 
     def saliency(self, problem: Problem) -> Scores:
         loss = problem.pure_loss()
